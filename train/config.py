@@ -230,6 +230,11 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     Raises:
         ConfigError: unreadable file, bad YAML, unknown key, wrong type, impossible combination.
     """
+    return config_from(read_yaml(path), overrides or [])
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in ``path``, not validated yet. Raises ConfigError."""
     try:
         data = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -238,7 +243,12 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
         raise ConfigError(f"config {path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"config {path}: holds {type(data).__name__}; it must be a mapping with run: and eval:")
-    for override in overrides or []:
+    return data
+
+
+def config_from(data: dict[str, Any], overrides: list[str]) -> Config:
+    """Apply ``overrides`` to ``data`` (in place) and validate. Raises ConfigError."""
+    for override in overrides:
         _apply(data, override)
     try:
         return Config.model_validate(data)

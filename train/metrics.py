@@ -1,0 +1,101 @@
+"""What an evaluation reports: pure functions over finished episodes."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+from train.trajectory import Episode
+
+FailureClass = Literal["fault", "invalid", "execution", "budget", "knowledge"]
+
+
+def wilson_interval(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson score interval of a proportion (Wilson 1927). ``n`` 0 gives (0, 1)."""
+    if n == 0:
+        return 0.0, 1.0
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def spl(won: bool, steps: int, expert_steps: int) -> float:
+    """Success weighted by path length (Anderson et al. 2018): won * l / max(p, l)."""
+    return float(won) * expert_steps / max(steps, expert_steps, 1)
+
+
+def repeated_actions(episode: Episode) -> int:
+    """Actions that repeat an earlier one of the episode after which the world answered just the same."""
+    seen: set[tuple[str | None, str]] = set()
+    repeated = 0
+    for step in episode.steps:
+        key = (step.action, step.result)
+        repeated += key in seen
+        seen.add(key)
+    return repeated
+
+
+def failure_class(episode: Episode) -> FailureClass | None:
+    """Why an episode failed; None when it was won. The first rule that fits:
+
+    - ``fault``: world or model failed (status other than ok);
+    - ``invalid``: at least half of the turns were refused or malformed;
+    - ``execution``: at least a third of the turns repeated an action that had given the same answer before;
+    - ``budget``: the step cap ended it;
+    - ``knowledge``: it ended by a wrong but well-formed course of action.
+    """
+    if episode.won:
+        return None
+    turns = max(1, len(episode.steps))
+    if episode.status != "ok":
+        return "fault"
+    if episode.invalid_actions * 2 >= turns:
+        return "invalid"
+    if repeated_actions(episode) * 3 >= turns:
+        return "execution"
+    return "budget" if episode.truncated else "knowledge"
+
+
+def summarise(episodes: Sequence[Episode]) -> dict[str, object]:
+    """Metrics over ``episodes`` (every item, faults included in each denominator) and the same per task type.
+
+    The interval is Wilson's over items: several seeds of an item are averaged first, since they are not independent.
+    """
+    groups: dict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        groups[episode.task_type].append(episode)
+    return {**_summary(episodes), "by_type": {name: _summary(groups[name]) for name in sorted(groups)}}
+
+
+def _summary(episodes: Sequence[Episode]) -> dict[str, object]:
+    n = len(episodes)
+    items: dict[str, list[bool]] = defaultdict(list)
+    for episode in episodes:
+        items[episode.task].append(episode.won and episode.status == "ok")
+    per_item = [sum(wins) / len(wins) for wins in items.values()]
+    turns = max(1, sum(len(episode.steps) for episode in episodes))
+    known = [episode for episode in episodes if episode.expert_steps]
+    failures: dict[str, int] = defaultdict(int)
+    for episode in episodes:
+        kind = failure_class(episode)
+        if kind:
+            failures[kind] += 1
+    count = max(1, n)
+    return {
+        "episodes": n,
+        "items": len(items),
+        "success": sum(per_item) / max(1, len(per_item)),
+        "success_interval": list(wilson_interval(sum(per_item), len(per_item))),
+        "score": sum(episode.score for episode in episodes) / count,
+        "steps": sum(len(episode.steps) for episode in episodes) / count,
+        "spl": sum(spl(e.won, len(e.steps), e.expert_steps or 0) for e in known) / len(known) if known else None,
+        "invalid_rate": sum(episode.invalid_actions for episode in episodes) / turns,
+        "repeated_rate": sum(repeated_actions(episode) for episode in episodes) / turns,
+        "tokens_in": sum(episode.tokens_in for episode in episodes),
+        "tokens_out": sum(episode.tokens_out for episode in episodes),
+        "faults": sum(episode.status != "ok" for episode in episodes),
+        "failures": dict(sorted(failures.items())),
+    }

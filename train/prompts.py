@@ -1,0 +1,70 @@
+"""What the policy reads and how its answers are parsed: pure functions from text to text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_HOUSEHOLD = """\
+You act in a household, one action a turn. Actions:
+go to R; open R; close R; take O from R; move O to R; clean O with R; heat O with R; cool O with R; use O; examine X; \
+look; inventory
+R is a receptacle and O an object, named with their number, as in: take mug 1 from desk 2
+"Nothing happens." means that the action was not possible."""
+
+_WORLDS = {
+    "household": _HOUSEHOLD,
+    "alfworld": _HOUSEHOLD,
+    "scienceworld": """\
+You act in a science laboratory, one action a turn. Actions:
+open O; close O; activate O; deactivate O; connect O to O; disconnect O; use O; use O on O; look around; look at O; \
+look in O; read O; move O to O; pick up O; put down O; pour O into O; dunk O into O; mix O; go to L; teleport to L; \
+eat O; flush O; focus on O; wait; wait1; inventory
+O is an object and L a location. Focus only on what the task asks for: a wrong focus ends the task.""",
+    "jericho": """\
+You play a text adventure, one command a turn, in short imperative English: go north; take lamp; open door; \
+unlock door with key; put coin in box; look; inventory""",
+}
+
+_FORMAT = "Reply with one line:\nAction: <action>"
+_FORMAT_THOUGHTS = "Reply with two lines:\nThought: <one short sentence>\nAction: <action>"
+
+MALFORMED = 'Your reply held no action. Write a line "Action: <action>".'
+"""The answer to a reply without an action; the world is not asked and the turn counts as an invalid action."""
+
+_ACTION = re.compile(r"^[ \t]*action[ \t]*:[ \t]*(\S.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE)
+_THOUGHT = re.compile(r"^\s*thought[ \t]*:[ \t]*(.*?)\s*$", re.IGNORECASE | re.DOTALL)
+
+
+def system_prompt(world: str, *, thoughts: bool) -> str:
+    """The instructions of ``world`` (household, alfworld, scienceworld, jericho) and the form of an answer."""
+    return f"{_WORLDS[world]}\n{_FORMAT_THOUGHTS if thoughts else _FORMAT}"
+
+
+def admissible_suffix(admissible: Sequence[str] | None) -> str:
+    """What follows an observation: the admissible actions where the configuration asks for them."""
+    return "" if admissible is None else f"\nAdmissible actions: {'; '.join(admissible)}"
+
+
+def reply_text(action: str, thought: str | None) -> str:
+    """The answer that :func:`parse_reply` reads back."""
+    return f"Thought: {thought}\nAction: {action}" if thought else f"Action: {action}"
+
+
+def parse_reply(text: str) -> tuple[str | None, str | None]:
+    """Split a reply into (thought, action).
+
+    The first ``Action:`` line is the action; None when there is none (malformed). What stands before it after
+    ``Thought:`` is the thought; None when there is none.
+    """
+    found = _ACTION.search(text)
+    before = text[: found.start()] if found else text
+    thought = _THOUGHT.match(before)
+    return (thought.group(1) or None) if thought else None, found.group(1) if found else None
+
+
+def thin(actions: Sequence[str], limit: int) -> list[str]:
+    """At most ``limit`` of ``actions``, evenly spaced in their order, so that no verb is favoured."""
+    if len(actions) <= limit:
+        return list(actions)
+    return [actions[index * len(actions) // limit] for index in range(limit)]

@@ -1,0 +1,74 @@
+"""Many episodes at once: each at its own pace, each on disk when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from envs.pool import EnvPool
+from train.agent import Job, Player, play_episode
+from train.progress import progress
+from train.trajectory import Episode, TrajectoryError, append_episode, read_episodes
+
+ATTEMPTS = 2
+"""How often an episode that a fault ended is played before the fault stands."""
+
+
+async def collect(
+    pool: EnvPool,
+    make_player: Callable[[Job], Player],
+    jobs: Sequence[Job],
+    *,
+    max_steps: int,
+    concurrency: int,
+    file: Path,
+    description: str,
+) -> list[Episode]:
+    """Play ``jobs``, at most ``concurrency`` at a time, and return their episodes in the order of ``jobs``.
+
+    Episodes that ``file`` already holds are not played again, so an interrupted collection goes on where it was.
+    An episode that a fault of world or model ended is played once more; then the fault is its status.
+
+    Raises:
+        TrajectoryError: ``file`` holds an episode of another task under the id of a job.
+    """
+    done = finished_episodes(file, jobs)
+    todo = [job for job in jobs if job.id not in done]
+    pool.expect([(job.task, job.seed) for job in todo])
+    gate = asyncio.Semaphore(concurrency)
+
+    async def play(job: Job) -> None:
+        async with gate:
+            for attempt in range(ATTEMPTS):
+                episode = await play_episode(pool, make_player(job), job, max_steps)
+                if episode.status == "ok" or attempt == ATTEMPTS - 1:
+                    break
+            append_episode(file, episode)
+            done[job.id] = episode
+            won = sum(item.won for item in done.values())
+            bar.advance(success=won / len(done), steps=sum(len(item.steps) for item in done.values()) / len(done))
+
+    with progress(len(todo), description) as bar:
+        async with asyncio.TaskGroup() as group:
+            for job in todo:
+                group.create_task(play(job))
+    return [done[job.id] for job in jobs]
+
+
+def finished_episodes(file: Path, jobs: Sequence[Job]) -> dict[str, Episode]:
+    """The episodes of ``jobs`` that ``file`` holds, by id; a torn last record is cut off."""
+    if not file.exists():
+        return {}
+    wanted = {job.id: job for job in jobs}
+    done: dict[str, Episode] = {}
+    for episode in read_episodes(file, repair=True):
+        job = wanted.get(episode.id)
+        if job is None or (episode.task, episode.seed) != (job.task.id, job.seed):
+            expected = f"{job.task.id} with seed {job.seed}" if job else "nothing of that name"
+            raise TrajectoryError(
+                f"{file}: episode {episode.id} plays {episode.task} with seed {episode.seed}, this run expects "
+                f"{expected}; the configuration changed: use another run name"
+            )
+        done[episode.id] = episode
+    return done
