@@ -280,9 +280,17 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node[last] = value
 
 
+_ENVS = {
+    "household": HouseholdConfig,
+    "alfworld": AlfworldConfig,
+    "scienceworld": ScienceWorldConfig,
+    "jericho": JerichoConfig,
+}
+
+
 def _explain(item: Any) -> str:
     """One line for one pydantic error: field, value, remedy."""
-    location = [part for part in item["loc"] if part not in ("household", "alfworld", "scienceworld", "jericho")]
+    location = [part for part in item["loc"] if part not in _ENVS]
     field = ".".join(map(str, location)) or "config"
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
@@ -292,17 +300,11 @@ def _explain(item: Any) -> str:
         return f"{field}: unknown key (value {item['input']!r}); {hint}"
     if item["type"] == "missing":
         return f"{field}: missing; add it to the YAML"
+    if item["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        return f"{field}.name: {item['input'].get('name')!r}; name one of {', '.join(_ENVS)}"
     if item["type"] == "value_error":
         return f"{field}: {message}"
     return f"{field}: {item['input']!r}: {message}"
-
-
-_ENVS = {
-    "household": HouseholdConfig,
-    "alfworld": AlfworldConfig,
-    "scienceworld": ScienceWorldConfig,
-    "jericho": JerichoConfig,
-}
 
 
 def _fields_at(loc: tuple[Any, ...]) -> list[str]:

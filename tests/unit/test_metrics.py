@@ -1,0 +1,94 @@
+import pytest
+
+from train.metrics import failure_class, repeated_actions, spl, summarise, wilson_interval
+from train.trajectory import Episode, Status, Step
+
+pytestmark = pytest.mark.unit
+
+
+def episode(
+    actions: str,
+    *,
+    task: str = "a",
+    kind: str = "t",
+    won: bool = False,
+    invalid: str = "",
+    status: Status = "ok",
+    truncated: bool = False,
+    expert_steps: int | None = None,
+) -> Episode:
+    """Each letter is an action and its answer; letters in ``invalid`` are refused."""
+    steps = [
+        Step(index=i, observation="", text=letter, action=letter, result=letter, valid=letter not in invalid)
+        for i, letter in enumerate(actions)
+    ]
+    return Episode(
+        id="e",
+        phase="p",
+        env="household",
+        task=task,
+        task_type=kind,
+        seed=0,
+        won=won,
+        score=float(won),
+        status=status,
+        truncated=truncated,
+        steps=steps,
+        expert_steps=expert_steps,
+    )
+
+
+def test_wilson_interval_against_published_values() -> None:
+    # Newcombe 1998, table I: 81 of 263 gives 0.2553 to 0.3662; 0 of 20 gives 0 to 0.1611
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_spl() -> None:
+    assert spl(True, 8, 4) == 0.5
+    assert spl(True, 3, 4) == 1.0
+    assert spl(False, 4, 4) == 0.0
+
+
+def test_repeated_actions_need_the_same_answer() -> None:
+    repeated = episode("abab")
+    assert repeated_actions(repeated) == 2
+    changed = repeated.model_copy(
+        update={"steps": [step.model_copy(update={"result": str(i)}) for i, step in enumerate(repeated.steps)]}
+    )
+    assert repeated_actions(changed) == 0
+
+
+@pytest.mark.parametrize(
+    ("played", "expected"),
+    [
+        (episode("ab", won=True), None),
+        (episode("", status="env_error"), "fault"),
+        (episode("abxx", invalid="x"), "invalid"),
+        (episode("abcabc", truncated=True), "execution"),
+        (episode("abcdef", truncated=True), "budget"),
+        (episode("abcdef"), "knowledge"),
+    ],
+)
+def test_failure_class(played: Episode, expected: str | None) -> None:
+    assert failure_class(played) == expected
+
+
+def test_summary_counts_faults_and_averages_seeds_first() -> None:
+    episodes = [
+        episode("ab", task="1", won=True, expert_steps=2),
+        episode("abcd", task="1", expert_steps=2),
+        episode("abxx", task="2", kind="u", invalid="x", expert_steps=4),
+        episode("", task="3", kind="u", status="env_error"),
+    ]
+    summary = summarise(episodes)
+    assert (summary["episodes"], summary["items"], summary["faults"]) == (4, 3, 1)
+    assert summary["success"] == pytest.approx((0.5 + 0 + 0) / 3)
+    assert summary["success_interval"] == pytest.approx(list(wilson_interval(0.5, 3)))
+    assert summary["steps"] == 2.5
+    assert summary["invalid_rate"] == 0.2
+    assert summary["spl"] == pytest.approx(1 / 3)
+    assert summary["failures"] == {"fault": 1, "invalid": 1, "knowledge": 1}
+    assert list(summary["by_type"]) == ["t", "u"]  # type: ignore[call-overload]
+    assert summary["by_type"]["t"]["success"] == 0.5  # type: ignore[index]
