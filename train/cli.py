@@ -47,11 +47,16 @@ def train(
 
     settings = load_config(config, overrides)
 
+    from train.preflight import prepare_run, task_sets
+
+    sets = task_sets(settings)
+    folder = prepare_run(settings, resume=resume)
+
     from rich.console import Console
 
     from train.loop import train as run
 
-    run(settings, resume=resume, console=Console())
+    run(settings, folder, sets, Console())
 
 
 @app.command()

@@ -15,16 +15,17 @@ from rich.table import Table
 
 from envs.base import Task
 from envs.pool import EnvPool
-from envs.tasksets import load_task_set
 from train.adapters import adapter_hash
 from train.agent import Job
-from train.config import Config, ConfigError, GrpoConfig, WarmStartConfig, load_config, save_config
+from train.config import Config, ConfigError, GrpoConfig, WarmStartConfig
+from train.curriculum import iteration_tasks
 from train.demonstrations import DemonstrationPlayer
 from train.evaluate import evaluate
 from train.files import write_json
 from train.grpo import EpisodeGRPOTrainer
 from train.metrics import summarise
 from train.policy import Policy
+from train.preflight import Journal
 from train.rollouts import collect
 from train.rows import rows_of
 from train.sft import train_sft
@@ -35,88 +36,9 @@ EVALUATIONS = {"eval-start": "untrained", "eval-warm": "after warm start", "eval
 """Phases that evaluate, and their names in the closing table."""
 
 
-class Journal:
-    """The finished phases of a run, each with what it left behind, in ``journal.json``."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._phases: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-
-    def done(self, phase: str) -> bool:
-        return phase in self._phases
-
-    def finish(self, phase: str, **left: Any) -> None:
-        self._phases[phase] = left
-        write_json(self._path, self._phases)
-
-    def last(self, key: str) -> Any:
-        """The newest value that a finished phase left under ``key``; None when there is none."""
-        return next((left[key] for left in reversed(self._phases.values()) if key in left), None)
-
-
-def prepare_run(config: Config, *, resume: bool) -> Path:
-    """Make the run folder, or check that an existing one may be resumed.
-
-    Raises:
-        ConfigError: the folder exists and ``resume`` is not set; it does not exist and ``resume`` is set; its
-            configuration differs from ``config``.
-    """
-    folder = config.run.dir / config.run.name
-    saved = folder / "config.yaml"
-    if saved.exists():
-        if not resume:
-            raise ConfigError(f"run.name: {folder} exists; continue it with --resume or choose another run.name")
-        before = load_config(saved)
-        if before != config:
-            changed = _changed_fields(before.model_dump(mode="json"), config.model_dump(mode="json"))
-            raise ConfigError(
-                f"{saved} was written by another configuration (changed: {', '.join(changed)}); "
-                f"resume with the old values or choose another run.name"
-            )
-        return folder
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"run.name: {folder} exists and is no run (no config.yaml); choose another run.name")
-    if resume and not folder.exists():
-        raise ConfigError(f"--resume: {folder} does not exist; start it without --resume")
-    folder.mkdir(parents=True, exist_ok=True)
-    save_config(config, saved)
-    return folder
-
-
-def train(config: Config, *, resume: bool, console: Console) -> Path:
-    """Run ``config`` to its end and return the run folder. Raises ConfigError and TaskError before anything starts."""
-    sets = {
-        section.tasks: load_task_set(section.tasks, config.env.model_dump(mode="json"))
-        for section in (config.warm_start, config.grpo, config.eval)
-        if section is not None
-    }
-    _check_disjoint(config, sets)
-    folder = prepare_run(config, resume=resume)
+def train(config: Config, folder: Path, sets: dict[str, list[Task]], console: Console) -> None:
+    """Run ``config`` to its end in ``folder`` (see :mod:`train.preflight` for what was checked before)."""
     asyncio.run(_Run(config, folder, sets, console).run())
-    return folder
-
-
-def _check_disjoint(config: Config, sets: dict[str, list[Task]]) -> None:
-    held_out = {task.id for task in sets[config.eval.tasks]}
-    for name in ("warm_start", "grpo"):
-        section = getattr(config, name)
-        shared = held_out & {task.id for task in sets[section.tasks]} if section else set()
-        if shared:
-            raise ConfigError(
-                f"{name}.tasks {section.tasks!r} shares {len(shared)} tasks with eval.tasks {config.eval.tasks!r} "
-                f"(for example {min(shared)}); train on other tasks"
-            )
-
-
-def _changed_fields(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
-    changed = []
-    for key in before.keys() | after.keys():
-        old, new = before.get(key), after.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changed += _changed_fields(old, new, f"{prefix}{key}.")
-        elif old != new:
-            changed.append(f"{prefix}{key}")
-    return sorted(changed)
 
 
 class _Run:
@@ -302,20 +224,6 @@ class _Run:
         ):
             if path:
                 self.console.print(f"{label:12} {self.folder / path}", highlight=False, soft_wrap=True)
-
-
-def iteration_tasks(tasks: list[Task], count: int, iteration: int, seed: int) -> list[Task]:
-    """``count`` tasks for iteration 1, 2, …: passes over seeded shuffles of ``tasks``, so none recurs before all came.
-
-    The result depends on its arguments alone, so a resumed run draws the same tasks.
-    """
-    first = (iteration - 1) * count
-    chosen = []
-    for place in range(first, first + count):
-        epoch, index = divmod(place, len(tasks))
-        order = random.Random(f"{seed}/tasks/{epoch}").sample(range(len(tasks)), len(tasks))
-        chosen.append(tasks[order[index]])
-    return chosen
 
 
 def _figures(metrics: dict[str, Any]) -> str:

@@ -84,5 +84,5 @@ def test_env_sections_are_told_apart_by_name() -> None:
     config = config_from(data, [])
     assert isinstance(config, Config)
     assert config.env.model_dump() == {"name": "scienceworld", "max_steps": 100, "simplification": ""}
-    with pytest.raises(ConfigError, match="env.folder: unknown key"):
+    with pytest.raises(ConfigError, match=r"env\.folder: unknown key"):
         config_from({**data, "env": {"name": "alfworld", "folder": "x"}, "eval": {"tasks": "alfworld/dev-30"}}, [])

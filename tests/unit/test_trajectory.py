@@ -31,7 +31,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         append_episode(file, item)
     assert list(read_episodes(file)) == episodes
     # any gzip reader can read it
-    assert [json.loads(line)["id"] for line in gzip.open(file, "rt")] == ["p/0", "p/1"]
+    with gzip.open(file, "rt") as lines:
+        assert [json.loads(line)["id"] for line in lines] == ["p/0", "p/1"]
 
 
 @pytest.mark.parametrize("lost", [1, 5, 40])

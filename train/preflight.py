@@ -1,0 +1,98 @@
+"""What is checked before a run starts, without torch: its tasks, its folder, and what an earlier start left there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from envs.base import Task
+from envs.tasksets import load_task_set
+from train.config import Config, ConfigError, load_config, save_config
+from train.files import write_json
+
+
+def task_sets(config: Config) -> dict[str, list[Task]]:
+    """The task sets that ``config`` names, by name.
+
+    Raises:
+        TaskError: unknown set, missing data. ConfigError: a training set shares tasks with the evaluation set.
+    """
+    sets = {
+        section.tasks: load_task_set(section.tasks, config.env.model_dump(mode="json"))
+        for section in (config.warm_start, config.grpo, config.eval)
+        if section is not None
+    }
+    _check_disjoint(config, sets)
+    return sets
+
+
+def _check_disjoint(config: Config, sets: dict[str, list[Task]]) -> None:
+    held_out = {task.id for task in sets[config.eval.tasks]}
+    for name in ("warm_start", "grpo"):
+        section = getattr(config, name)
+        shared = held_out & {task.id for task in sets[section.tasks]} if section else set()
+        if shared:
+            raise ConfigError(
+                f"{name}.tasks {section.tasks!r} shares {len(shared)} tasks with eval.tasks {config.eval.tasks!r} "
+                f"(for example {min(shared)}); train on other tasks"
+            )
+
+
+def _changed_fields(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
+    changed = []
+    for key in before.keys() | after.keys():
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += _changed_fields(old, new, f"{prefix}{key}.")
+        elif old != new:
+            changed.append(f"{prefix}{key}")
+    return sorted(changed)
+
+
+class Journal:
+    """The finished phases of a run, each with what it left behind, in ``journal.json``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._phases: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+
+    def done(self, phase: str) -> bool:
+        return phase in self._phases
+
+    def finish(self, phase: str, **left: Any) -> None:
+        self._phases[phase] = left
+        write_json(self._path, self._phases)
+
+    def last(self, key: str) -> Any:
+        """The newest value that a finished phase left under ``key``; None when there is none."""
+        return next((left[key] for left in reversed(self._phases.values()) if key in left), None)
+
+
+def prepare_run(config: Config, *, resume: bool) -> Path:
+    """Make the run folder, or check that an existing one may be resumed.
+
+    Raises:
+        ConfigError: the folder exists and ``resume`` is not set; it does not exist and ``resume`` is set; its
+            configuration differs from ``config``.
+    """
+    folder = config.run.dir / config.run.name
+    saved = folder / "config.yaml"
+    if saved.exists():
+        if not resume:
+            raise ConfigError(f"run.name: {folder} exists; continue it with --resume or choose another run.name")
+        before = load_config(saved)
+        if before != config:
+            changed = _changed_fields(before.model_dump(mode="json"), config.model_dump(mode="json"))
+            raise ConfigError(
+                f"{saved} was written by another configuration (changed: {', '.join(changed)}); "
+                f"resume with the old values or choose another run.name"
+            )
+        return folder
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"run.name: {folder} exists and is no run (no config.yaml); choose another run.name")
+    if resume and not folder.exists():
+        raise ConfigError(f"--resume: {folder} does not exist; start it without --resume")
+    folder.mkdir(parents=True, exist_ok=True)
+    save_config(config, saved)
+    return folder
