@@ -53,7 +53,7 @@ class Conversation:
         text = self._cut(observation) + suffix
         if not self._turns:
             self._turns.append(_Turn(text, []))
-            self.contexts.append(Context(ids=self._codec.start(self._system, text), spans=[]))
+            self.contexts.append(Context(ids=self._fitting(self._codec.start(self._system, text)), spans=[]))
         else:
             last = self._turns[-1]
             delta = self._codec.turn(text, closed=last.closed)
@@ -105,12 +105,16 @@ class Conversation:
             ids = self._prompt_with(first, rest[-keep:], dropped=len(rest) - keep)
             if len(ids) <= self._budget // 2:
                 break
+        self.contexts.append(Context(ids=self._fitting(ids), spans=[]))
+
+    def _fitting(self, ids: list[int]) -> list[int]:
+        """``ids``, the shortest prompt there is. Raises ValueError when it leaves no room for a reply."""
         if len(ids) + self._max_new_tokens > self._budget:
             raise ValueError(
                 f"agent.context_tokens {self._budget}: the task and one observation alone take {len(ids)} tokens; "
                 f"raise context_tokens or lower observation_tokens or max_admissible"
             )
-        self.contexts.append(Context(ids=ids, spans=[]))
+        return ids
 
     def _prompt_with(self, first: _Turn, kept: list[_Turn], dropped: int) -> list[int]:
         """``dropped`` turns left out after the first message; the first kept user message joins the first one."""
