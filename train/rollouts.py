@@ -6,13 +6,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from envs.base import EnvFault
 from envs.pool import EnvPool
 from train.agent import Job, Player, play_episode
+from train.chat import ModelFault
 from train.progress import progress
 from train.trajectory import Episode, TrajectoryError, append_episode, read_episodes
 
 ATTEMPTS = 2
 """How often an episode that a fault ended is played before the fault stands."""
+
+FAULTS_IN_A_ROW = 8
+"""So many faults before the first sound episode mean that nothing works: the collection stops."""
 
 
 async def collect(
@@ -32,11 +37,26 @@ async def collect(
 
     Raises:
         TrajectoryError: ``file`` holds an episode of another task under the id of a job.
+        TaskError: a task that the world lacks, or whose content differs from its manifest.
+        EnvFault, ModelFault: the first episodes (eight, or all) ended by faults; they are not recorded.
     """
     done = finished_episodes(file, jobs)
     todo = [job for job in jobs if job.id not in done]
     pool.expect([(job.task, job.seed) for job in todo])
     gate = asyncio.Semaphore(concurrency)
+    faulty: list[Episode] = []
+
+    def record(episode: Episode) -> None:
+        if episode.status != "ok" and not done:
+            faulty.append(episode)
+            if len(faulty) >= min(FAULTS_IN_A_ROW, len(todo)):
+                fault = EnvFault if episode.status == "env_error" else ModelFault
+                raise fault(f"the first {len(faulty)} episodes of {file.name} all failed; last: {episode.error}")
+            return
+        for item in (*faulty, episode):
+            append_episode(file, item)
+            done[item.id] = item
+        faulty.clear()
 
     async def play(job: Job) -> None:
         async with gate:
@@ -44,15 +64,20 @@ async def collect(
                 episode = await play_episode(pool, make_player(job), job, max_steps)
                 if episode.status == "ok" or attempt == ATTEMPTS - 1:
                     break
-            append_episode(file, episode)
-            done[job.id] = episode
-            won = sum(item.won for item in done.values())
-            bar.advance(success=won / len(done), steps=sum(len(item.steps) for item in done.values()) / len(done))
+            record(episode)
+            count = max(1, len(done))
+            bar.advance(
+                success=sum(item.won for item in done.values()) / count,
+                steps=sum(len(item.steps) for item in done.values()) / count,
+            )
 
     with progress(len(todo), description) as bar:
-        async with asyncio.TaskGroup() as group:
-            for job in todo:
-                group.create_task(play(job))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for job in todo:
+                    group.create_task(play(job))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
     return [done[job.id] for job in jobs]
 
 
