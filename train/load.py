@@ -83,7 +83,7 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
         {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     )
     torch.nn.Module.to(model, default_device())
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
 def _bundled_folder() -> Path:
