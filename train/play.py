@@ -8,13 +8,20 @@ from typing import Any
 
 from rich.console import Console
 
-from envs.base import StepResult, TextEnv
+from envs.base import StepResult, Task, TextEnv
 from envs.make import make_env
-from envs.tasksets import find_task
+from envs.tasksets import load_task_set
+
+_DEFAULT_SETS = {
+    "household": "household/easy/train:0-0",
+    "alfworld": "alfworld/valid_seen",
+    "scienceworld": "scienceworld/dev-30",
+    "jericho": "jericho/all",
+}
 
 
 def play(world: str, agent: str, task_id: str | None, steps: int, seed: int, folder: Path | None) -> None:
-    """Play ``task_id`` (default: the world's first training task) and print every step.
+    """Play ``task_id`` (default: the first task of a small set) and print every step.
 
     Raises:
         TaskError: no such task, missing data. EnvFault: the simulator failed or knows no expert.
@@ -22,12 +29,12 @@ def play(world: str, agent: str, task_id: str | None, steps: int, seed: int, fol
     spec: dict[str, Any] = {"name": world, "max_steps": steps}
     if world == "jericho":
         spec["folder"] = str(folder or "games")
-    task = find_task(world, task_id, spec)
+    task = Task(world, task_id, "") if task_id else load_task_set(_DEFAULT_SETS[world], spec)[0]
     console = Console(highlight=False, soft_wrap=True)
     env = make_env(spec)
     try:
         result = env.reset(task, seed)
-        console.print(f"[dim]task {task.id} ({task.type})[/dim]")
+        console.print(f"[dim]task {task.id}[/dim]")
         generator = random.Random(seed)
         while True:
             console.print(result.observation, markup=False)

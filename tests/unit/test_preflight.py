@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+
+from envs.base import Task
+from train.config import Config, ConfigError, config_from
+from train.curriculum import iteration_tasks
+from train.preflight import Journal, prepare_run, task_sets
+
+pytestmark = pytest.mark.unit
+
+
+def config(tmp_path: Path, *overrides: str) -> Config:
+    data = {
+        "run": {"name": "demo", "dir": str(tmp_path)},
+        "env": {"name": "household"},
+        "eval": {"tasks": "household/easy/eval:0-3"},
+    }
+    return config_from(data, list(overrides))
+
+
+def test_an_existing_run_is_never_silently_reused(tmp_path: Path) -> None:
+    folder = prepare_run(config(tmp_path), resume=False)
+    assert folder == tmp_path / "demo"
+    before = (folder / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=r"continue it with --resume or choose another run\.name"):
+        prepare_run(config(tmp_path, "run.seed=1"), resume=False)
+    assert (folder / "config.yaml").read_bytes() == before
+    assert prepare_run(config(tmp_path), resume=True) == folder
+
+
+def test_resume_wants_the_same_configuration(tmp_path: Path) -> None:
+    prepare_run(config(tmp_path), resume=False)
+    with pytest.raises(ConfigError, match=r"\(changed: agent\.thoughts, run\.seed\)"):
+        prepare_run(config(tmp_path, "run.seed=1", "agent.thoughts=true"), resume=True)
+
+
+def test_resume_from_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--resume: .* does not exist"):
+        prepare_run(config(tmp_path), resume=True)
+    assert not (tmp_path / "demo").exists()
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is no run"):
+        prepare_run(config(tmp_path), resume=False)
+    assert [path.name for path in (tmp_path / "demo").iterdir()] == ["thesis.txt"]
+
+
+def test_training_and_evaluation_tasks_must_differ(tmp_path: Path) -> None:
+    sets = task_sets(config(tmp_path, "grpo.tasks=household/easy/train:0-9"))
+    assert {name: len(tasks) for name, tasks in sets.items()} == {
+        "household/easy/train:0-9": 10,
+        "household/easy/eval:0-3": 4,
+    }
+    with pytest.raises(ConfigError, match=r"shares 2 tasks with eval\.tasks .* \(for example easy/1000002\)"):
+        task_sets(config(tmp_path, "grpo.tasks=household/easy/eval:2-9"))
+
+
+def test_journal_remembers_over_restarts(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.json")
+    journal.finish("warm-start", adapter="adapters/policy-v0000")
+    journal.finish("grpo-0001", adapter="adapters/policy-v0001", trainer="state/grpo-0001")
+    journal.finish("eval-final")
+    again = Journal(tmp_path / "journal.json")
+    assert again.done("warm-start")
+    assert not again.done("grpo-0002")
+    assert again.last("adapter") == "adapters/policy-v0001"
+    assert again.last("nothing") is None
+
+
+def test_iterations_pass_over_all_tasks_before_one_recurs() -> None:
+    tasks = [Task("household", f"easy/{i}", "t") for i in range(10)]
+    drawn = [iteration_tasks(tasks, 4, iteration, seed=3) for iteration in range(1, 6)]
+    first_pass = [task for chosen in drawn for task in chosen][:10]
+    assert sorted(first_pass, key=lambda task: task.id) == tasks
+    assert drawn[2] == iteration_tasks(tasks, 4, 3, seed=3)
+    assert drawn[0] != iteration_tasks(tasks, 4, 1, seed=4)
