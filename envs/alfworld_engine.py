@@ -8,13 +8,13 @@ query, and contexts are passed on instead of deep-copied. It patches nothing: a 
 stock. Grammar expressions of a game file are interpreted (names, attributes, ``+``, ``or``), never evaluated as Python.
 
 Not thread safe (fast-downward's translator and TextWorld's parsers keep global state); many engines in one thread are
-fine. Each loads its own copy of fast-downward's library (5 MB), whose memory grows slowly over hundreds of games:
-replace the process now and then.
+fine. Each playing engine holds a copy of fast-downward's library (5 MB); the process remembers ``GAMES_KEPT`` games.
 """
 
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
 import json
 import os
@@ -59,6 +59,11 @@ Query = tuple[tuple[str, tuple[Placeholder, ...]], ...]
 """A conjunction of predicates over placeholders."""
 
 
+_idle_libraries: list[Any] = []
+"""Copies of fast-downward's library that no engine uses now. They are used again, never unloaded: glibc shares some
+symbols among copies of a C++ library, and after several are closed the next one to be opened crashes the process."""
+
+
 class AlfworldEngine:
     """One game at a time: ``load`` a file, ``reset``, ``step``.
 
@@ -71,7 +76,7 @@ class AlfworldEngine:
     """
 
     def __init__(self) -> None:
-        self._lib: Any = fast_downward.load_lib()
+        self._lib: Any = _idle_libraries.pop() if _idle_libraries else fast_downward.load_lib()
         self._game: _Game | None = None
         self._facts: _Facts | None = None
         self._commands: dict[str, _Operator] | None = None
@@ -122,9 +127,9 @@ class AlfworldEngine:
         return list(self._walkthrough)
 
     def close(self) -> None:
-        """Unload the simulator. May be called twice; the engine is of no use afterwards."""
+        """Give the simulator back. May be called twice; the engine is of no use afterwards."""
         if self._lib is not None:
-            fast_downward.close_lib(self._lib)
+            _idle_libraries.append(self._lib)
         self._lib = self._game = self._facts = self._commands = None
 
     def _running(self) -> tuple[_Game, _Facts]:
@@ -267,12 +272,19 @@ def _build(lib: Any, domain: str, problem: str, grammar: str) -> _Game:
 
 
 def _translate(domain: str, problem: str) -> tuple[Any, bytes]:
-    """(parsed task, planning task in SAS format). The translator overwrites ``sys.argv``; it is put back."""
-    argv = sys.argv
+    """(parsed task, planning task in SAS format). The translator overwrites ``sys.argv``; it is put back.
+
+    The translator allocates a few hundred thousand objects that all live to its end: a third of its time is garbage
+    collection that finds nothing, so that is off meanwhile.
+    """
+    argv, collecting = sys.argv, gc.isenabled()
+    gc.disable()
     try:
         task, sas = fast_downward.pddl2sas(domain, problem)
     finally:
         sys.argv = argv
+        if collecting:
+            gc.enable()
     return task, sas.encode()
 
 
