@@ -1,0 +1,372 @@
+"""An OpenAI-compatible server as a chat model: vLLM token in and token out, or an API by messages.
+
+The policy's calls go to ``/v1/completions`` with a list of token ids and ask for ids back (vLLM's
+``return_token_ids``); every sampling parameter is sent, so that no ``generation_config.json`` default of the server
+applies. The server's log-probabilities must be those of the sampling distribution: start vLLM with
+``--logprobs-mode processed_logprobs`` (:meth:`ServerModel.check` tests it).
+
+New adapter versions are pushed at run time (``/v1/load_lora_adapter``) under a name that holds their content hash:
+vLLM's prefix cache is keyed by name, and a long-lived server may hold another run's ``policy-v0001``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from train.chat import Generation, ModelFault, Sampling
+from train.config import ConfigError
+from train.tokens import TokenCodec
+
+API_KEY = "OPENAI_API_KEY"
+"""Environment variable whose value, if set, is sent as the bearer token."""
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
+_AVOID_S = 60.0
+
+
+@dataclass(eq=False)
+class _Server:
+    url: str
+    conversations: int = 0
+    avoid_until: float = 0.0
+    """Loop time before which new conversations go elsewhere: a dead server is always the least loaded one."""
+
+
+class ServerModel:
+    """A model behind one or several equal servers.
+
+    A conversation stays with the server it began on (its prefix cache lies there); a new one goes to the server that
+    holds the fewest. Overload (429), server errors (5xx) and lost connections are retried with growing waits.
+
+    Args:
+        urls: base addresses, with or without a trailing ``/v1``.
+        model: name under which the servers serve the base model.
+        codec: None for a model without token access (:meth:`chat` only).
+        retry_s: seconds after which a failing call is not tried again.
+        timeout_s: seconds that one try may take.
+    """
+
+    def __init__(
+        self,
+        urls: list[str],
+        model: str,
+        codec: TokenCodec | None,
+        *,
+        retry_s: float = 60.0,
+        timeout_s: float = 600.0,
+    ) -> None:
+        if not urls:
+            raise ConfigError("model.urls: [] names no server; give for example [http://127.0.0.1:8000]")
+        self.name = model
+        self.adapter = "base"
+        self._codec = codec
+        self._retry_s = retry_s
+        self._servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in urls]
+        self._home: dict[str, _Server] = {}
+        self._served = model
+        self._running: Counter[str] = Counter()
+        self._retired: set[str] = set()
+        self._unloads: set[asyncio.Task[None]] = set()
+        self._chats = itertools.count()
+        self._key = os.environ.get(API_KEY, "")
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=httpx.Timeout(timeout_s, connect=10.0, pool=None),
+            limits=httpx.Limits(max_connections=None),
+        )
+
+    async def check(self) -> None:
+        """Ask every server whether it can serve this model as training needs it.
+
+        Raises:
+            ConfigError: a server lacks the model, returns no token ids, or gives raw log-probabilities.
+            ModelFault: a server does not answer.
+        """
+        for server in self._servers:
+            served = await self._served_by(server)
+            if self.name not in served:
+                raise ConfigError(self._absent(server, self.name, served))
+            if self._codec is not None:
+                await self._check_logprobs(server, self._codec)
+
+    async def complete(self, prompt_ids: list[int], sampling: Sampling, conversation: str) -> Generation:
+        """Continue ``prompt_ids``, shape (L,). See :meth:`train.chat.ChatModel.complete`. Raises ModelFault."""
+        codec = self._codec
+        if codec is None:
+            raise ModelFault(f"model {self.name!r} was opened without a tokenizer; call chat() or give a codec")
+        server = self._server_of(conversation)
+        adapter, served = self.adapter, self._served
+        self._running[served] += 1
+        try:
+            answer = await self._post(server, "/v1/completions", _completion_body(served, prompt_ids, sampling, codec))
+        finally:
+            self._finished(served)
+        choice = _first_choice(server, answer)
+        ids, logprobs = self._tokens(server, choice, prompt_ids)
+        return Generation(
+            text=codec.decode(ids),
+            token_ids=ids,
+            logprobs=logprobs,
+            # The end-of-turn token decides: a server may stop at other tokens, and then the turn is not closed.
+            finish="stop" if ids[-1] == codec.eot_id else "length",
+            prompt_tokens=len(prompt_ids),
+            adapter=adapter,
+        )
+
+    async def chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Generation:
+        """Answer ``messages`` (role and content) by the server's own chat template; text only. Raises ModelFault."""
+        conversation = f"chat {next(self._chats)}"
+        server = self._server_of(conversation)
+        body: dict[str, Any] = {
+            "model": self._served,
+            "messages": messages,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+        }
+        if sampling.top_k:
+            body["top_k"] = sampling.top_k  # vLLM's; APIs that lack it refuse the field
+        adapter, served = self.adapter, self._served
+        self._running[served] += 1
+        try:
+            answer = await self._post(server, "/v1/chat/completions", body)
+        finally:
+            self._finished(served)
+            self.release(conversation)
+        choice = _first_choice(server, answer)
+        text = (choice.get("message") or {}).get("content")
+        if not isinstance(text, str):
+            raise ModelFault(f"server {server.url}: the answer holds no text (finish {choice.get('finish_reason')!r})")
+        return Generation(
+            text=text,
+            finish="length" if choice.get("finish_reason") == "length" else "stop",
+            prompt_tokens=(answer.get("usage") or {}).get("prompt_tokens", 0),
+            adapter=adapter,
+        )
+
+    async def load_adapter(self, folder: Path, version: str) -> None:
+        """Push the LoRA adapter in ``folder`` to every server and use it for all calls that begin from now on.
+
+        The servers read ``folder`` themselves, under the same path. The version used before is unloaded once its last
+        call has ended. When this raises, the version used before stays in use.
+
+        Raises:
+            ConfigError: no adapter in ``folder``, a server that does not see it, or refuses it (rank, base model), or
+                that does not allow loading at run time.
+            ModelFault: a server does not answer.
+        """
+        from train.adapters import adapter_hash  # imports torch, which a client of an API does without
+
+        folder = folder.resolve()
+        digest = await asyncio.to_thread(adapter_hash, folder)
+        served = f"{version}-{digest[:12]}"
+        await asyncio.gather(*self._unloads)  # one of them may be of this very version, used again
+        pushes = (self._push(server, served, folder) for server in self._servers)
+        for outcome in await asyncio.gather(*pushes, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
+        previous, self._served, self.adapter = self._served, served, version
+        self._retired.discard(served)
+        if previous not in (self.name, served):
+            self._retired.add(previous)
+            self._unload_if_idle(previous)
+
+    def release(self, conversation: str) -> None:
+        """Forget which server holds the conversation."""
+        server = self._home.pop(conversation, None)
+        if server is not None:
+            server.conversations -= 1
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._unloads, return_exceptions=True)
+        await self._client.aclose()
+
+    def _server_of(self, conversation: str) -> _Server:
+        if conversation not in self._home:
+            now = asyncio.get_running_loop().time()
+            server = min(self._servers, key=lambda server: (server.avoid_until > now, server.conversations))
+            server.conversations += 1
+            self._home[conversation] = server
+        return self._home[conversation]
+
+    def _tokens(self, server: _Server, choice: dict[str, Any], prompt_ids: list[int]) -> tuple[list[int], list[float]]:
+        """Ids and log-probabilities of the completion, after proving that the prompt was taken as it was sent."""
+        ids, echo = choice.get("token_ids"), choice.get("prompt_token_ids")
+        if not isinstance(ids, list) or not isinstance(echo, list):
+            raise ModelFault(f"server {server.url} ignores return_token_ids; serve the policy with vLLM >= 0.22")
+        if echo != prompt_ids:
+            raise ModelFault(f"server {server.url} changed the prompt: {len(prompt_ids)} ids sent, {len(echo)} taken")
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        if not ids or choice.get("finish_reason") not in ("stop", "length"):
+            finish = choice.get("finish_reason")
+            raise ModelFault(f"server {server.url}: {len(ids)} tokens with finish_reason {finish!r}; read its log")
+        if len(logprobs) != len(ids) or None in logprobs:
+            raise ModelFault(f"server {server.url}: {len(ids)} tokens but {len(logprobs)} log-probabilities")
+        return ids, logprobs
+
+    async def _check_logprobs(self, server: _Server, codec: TokenCodec) -> None:
+        """The most likely token's log-probability must change with the temperature."""
+        prompt = codec.start(None, "Hello")
+        best = []
+        for temperature in (1.0, 2.0):
+            body = _completion_body(self.name, prompt, Sampling(max_tokens=1, temperature=temperature), codec)
+            choice = _first_choice(server, await self._post(server, "/v1/completions", {**body, "logprobs": 1}))
+            try:
+                self._tokens(server, choice, prompt)
+            except ModelFault as error:
+                raise ConfigError(str(error)) from None
+            best.append(max(choice["logprobs"]["top_logprobs"][0].values()))
+        if abs(best[0] - best[1]) < 1e-4:
+            raise ConfigError(
+                f"server {server.url} gives raw log-probabilities; start it with --logprobs-mode processed_logprobs"
+            )
+
+    async def _push(self, server: _Server, served: str, folder: Path) -> None:
+        body = {"lora_name": served, "lora_path": str(folder)}
+        # A 500 here is the server's verdict on the adapter (rank, shapes): trying again would not change it.
+        response = await self._request(server, "POST", "/v1/load_lora_adapter", body, fatal=(500,))
+        detail = self._detail(response)
+        if response.is_success or "already been loaded" in detail:
+            return
+        if response.status_code in (404, 405) and "No adapter found" not in detail:
+            raise ConfigError(
+                f"server {server.url} loads no adapters at run time; start vLLM with --enable-lora and the environment "
+                "variable VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+            )
+        if "No adapter found" in detail:
+            raise ConfigError(
+                f"server {server.url} does not see the adapter folder {folder}; put the run folder on a disk that the "
+                "server mounts under the same path"
+            )
+        raise ConfigError(f"server {server.url} refuses the adapter {folder}: {detail}")
+
+    def _finished(self, served: str) -> None:
+        self._running[served] -= 1
+        if served in self._retired:
+            self._unload_if_idle(served)
+
+    def _unload_if_idle(self, served: str) -> None:
+        if self._running[served] == 0:
+            self._retired.discard(served)
+            task = asyncio.get_running_loop().create_task(self._unload(served))
+            self._unloads.add(task)
+            task.add_done_callback(self._unloads.discard)
+
+    async def _unload(self, served: str) -> None:
+        for server in self._servers:
+            with contextlib.suppress(ModelFault):  # a server that is down holds no adapter
+                await self._request(server, "POST", "/v1/unload_lora_adapter", {"lora_name": served}, fatal=(500,))
+
+    async def _served_by(self, server: _Server) -> list[str]:
+        response = await self._request(server, "GET", "/v1/models")
+        answer = _json(server, response)
+        return [str(model.get("id")) for model in answer.get("data") or []]
+
+    def _absent(self, server: _Server, wanted: str, served: list[str]) -> str:
+        names = ", ".join(map(repr, served)) or "nothing"
+        base = wanted == self.name
+        remedy = (
+            "set model.name to what it serves" if base else "it was restarted or dropped the adapter: load it again"
+        )
+        return f"server {server.url} does not serve {wanted!r} (it serves {names}); {remedy}"
+
+    async def _post(self, server: _Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        response = await self._request(server, "POST", path, body)
+        if response.is_success:
+            return _json(server, response)
+        detail = self._detail(response)
+        if response.status_code == 404:
+            served = await self._served_by(server)
+            if body["model"] not in served:
+                raise ModelFault(self._absent(server, body["model"], served))
+        raise ModelFault(f"server {server.url}: {path}: HTTP {response.status_code}: {detail}")
+
+    async def _request(
+        self, server: _Server, method: str, path: str, body: dict[str, Any] | None = None, fatal: tuple[int, ...] = ()
+    ) -> httpx.Response:
+        """The answer, after retries; ``fatal`` statuses are answers too. Raises ModelFault when ``retry_s`` is over."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._retry_s
+        wait = _FIRST_WAIT_S
+        while True:
+            pause = wait * random.uniform(0.5, 1.0)
+            try:
+                response = await self._client.request(method, server.url + path, json=body)
+            except httpx.TransportError as error:
+                problem = f"{type(error).__name__} {error}".strip()
+            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+                raise ModelFault(f"model.urls: {server.url!r} is no address of a server: {error}") from None
+            else:
+                status = response.status_code
+                if status in fatal or (status != 429 and status < 500):
+                    return response
+                problem = f"HTTP {status}: {self._detail(response)}"
+                asked = response.headers.get("Retry-After", "")
+                pause = max(pause, float(asked)) if asked.isdigit() else pause
+            if clock() + pause > deadline:
+                server.avoid_until = clock() + _AVOID_S
+                raise ModelFault(f"server {server.url}: {path} failed for {self._retry_s:.0f} s, last with {problem}")
+            await asyncio.sleep(pause)
+            wait = min(2 * wait, _LONGEST_WAIT_S)
+
+    def _detail(self, response: httpx.Response) -> str:
+        """The server's message on one line, without the key that some servers repeat."""
+        try:
+            data = response.json()
+            error = data.get("error", data)
+            text = str(error.get("message", error) if isinstance(error, dict) else error)
+        except (ValueError, AttributeError):
+            text = response.text
+        if self._key:
+            text = text.replace(self._key, "***")
+        return " ".join(text.split())[:500]
+
+
+def _completion_body(served: str, prompt_ids: list[int], sampling: Sampling, codec: TokenCodec) -> dict[str, Any]:
+    """A request whose answer depends on no default of the server or of the model's files."""
+    return {
+        "model": served,
+        "prompt": prompt_ids,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": sampling.seed,
+        # Only the template's end-of-turn token ends a turn, whatever else the model's files call an end.
+        "stop_token_ids": [codec.eot_id],
+        "ignore_eos": True,
+        "logprobs": 0,  # of the sampled tokens alone
+        "return_token_ids": True,
+    }
+
+
+def _first_choice(server: _Server, answer: dict[str, Any]) -> dict[str, Any]:
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise ModelFault(f"server {server.url}: the answer holds no choices; is it an OpenAI-compatible server?")
+    return choices[0]
+
+
+def _json(server: _Server, response: httpx.Response) -> dict[str, Any]:
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise ModelFault(f"server {server.url}: HTTP {response.status_code} without a JSON object; is the url right?")
+    return answer
