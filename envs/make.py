@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ def make_env(spec: dict[str, Any]) -> TextEnv:
         TaskError: an unknown world, a missing package or missing data.
     """
     name, max_steps = spec["name"], spec["max_steps"]
-    try:
+    with packages_of(name):
         if name == "household":
             from envs.household import HouseholdEnv
 
@@ -34,9 +36,16 @@ def make_env(spec: dict[str, Any]) -> TextEnv:
             from envs.jericho import JerichoEnv
 
             return JerichoEnv(max_steps, folder=Path(spec["folder"]))
-    except ModuleNotFoundError as error:
-        extra = "alfworld" if name == "household" else name
-        raise TaskError(
-            f"env.name {name!r} needs the Python module {error.name!r}; pip install 'saga-agents[{extra}]'"
-        ) from None
     raise TaskError(f"env.name: {name!r} is no world; choose household, alfworld, scienceworld or jericho")
+
+
+@contextmanager
+def packages_of(world: str) -> Iterator[None]:
+    """Turn a missing package inside the block into a TaskError that names the extra to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = "alfworld" if world == "household" else world  # one engine
+        raise TaskError(
+            f"env.name {world!r} needs the module {error.name!r}; pip install 'saga-agents[{extra}]'"
+        ) from None

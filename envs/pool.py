@@ -133,7 +133,7 @@ class EnvPool:
         except asyncio.CancelledError:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-            elif not waiter.cancelled():
+            elif not (waiter.cancelled() or waiter.exception()):
                 self._release(waiter.result())  # granted in the moment of the cancellation
             raise
 
@@ -255,8 +255,9 @@ class EnvPool:
 class Session:
     """One episode in one slot of a pool.
 
-    ``first`` is the reset's result, ``expert_steps`` the length of a known solution where the world tells one.
-    Every call raises EnvFault once the session's worker or world has failed, and RuntimeError after ``close``.
+    ``first`` is the reset's result. ``expert_steps`` is the length of a known solution where the world tells one, in
+    ScienceWorld only after ``expert`` was asked. Every call raises EnvFault once the session's worker or world has failed,
+    and RuntimeError after ``close``.
     """
 
     def __init__(
@@ -285,7 +286,9 @@ class Session:
 
     async def expert(self) -> ExpertMove:
         """The expert's move for the present situation. An EnvFault of the expert alone does not end the session."""
-        return ExpertMove(**await self._call("expert"))
+        answer = await self._call("expert")
+        self.expert_steps = answer["expert_steps"]
+        return ExpertMove(**answer["move"])
 
     async def close(self) -> None:
         """Free the slot. May be called twice."""

@@ -75,18 +75,23 @@ class _Games:
             return asdict(env.step(request["action"]))
         if op == "admissible":
             return list(env.admissible())
-        return asdict(env.expert())
+        return {"move": asdict(env.expert()), "expert_steps": _expert_steps(env)}
 
     def _reset(self, slot: int, task: Task, seed: int) -> dict[str, Any]:
         if slot not in self._envs:
             self._envs[slot] = self._make_env(self._spec)
         env = self._envs[slot]
         first = env.reset(task, seed)
-        return {"first": asdict(first), "expert_steps": getattr(env, "expert_steps", None)}
+        return {"first": asdict(first), "expert_steps": _expert_steps(env)}
 
     def close(self) -> None:
         for env in self._envs.values():
             env.close()
+
+
+def _expert_steps(env: TextEnv) -> int | None:
+    """Length of a known solution, from the worlds that know one."""
+    return getattr(env, "expert_steps", None)
 
 
 def _take_over_stdio() -> tuple[Any, Any]:

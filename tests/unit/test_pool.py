@@ -67,6 +67,7 @@ def test_an_episode() -> None:
         assert session.first.goal == "a 3"
         assert session.expert_steps == 7
         assert await session.expert() == ExpertMove("win", "I win.")
+        assert session.expert_steps == 8
         assert await session.admissible() == ["\ud800", "x" * 300_000]
         assert await session.step("look") == StepResult("did look")
         with pytest.raises(EnvFault, match=r"^no expert here$"):
