@@ -35,7 +35,7 @@ class AlfworldEnv(TextEnv):
     def __init__(self, max_steps: int, data: Path | None = None) -> None:
         super().__init__(max_steps)
         self._data = data if data is not None else data_folder()
-        self._engine = AlfworldEngine()
+        self._engine = AlfworldEngine(cache=cache_folder() / "alfworld")
         self._opening = ""
         self._played: list[tuple[str, str]] = []
         self._expert: SearchExpert | None = None

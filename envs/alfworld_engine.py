@@ -16,10 +16,12 @@ from __future__ import annotations
 import ast
 import gc
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
 import sys
+import tempfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,12 +72,17 @@ class AlfworldEngine:
     ``won``, ``admissible`` (sorted, without duplicates) and ``walkthrough`` (a stored winning plan, which knows where
     things are; empty when the file has none) describe the present situation.
 
+    Args:
+        cache: a folder that keeps translated games (about 60 kB each) for later processes; None: keep them in memory
+            only, which suits games that are played once.
+
     Raises:
-        TaskError: ``load`` of a file that is missing or not a ``game.tw-pddl``.
+        TaskError: ``load`` of a file that is missing or not a ``game.tw-pddl``; a cache that cannot be written.
         EnvFault: use out of order, or a game that the simulator cannot play.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cache: Path | None = None) -> None:
+        self._cache = cache
         self._lib: Any = _idle_libraries.pop() if _idle_libraries else fast_downward.load_lib()
         self._game: _Game | None = None
         self._facts: _Facts | None = None
@@ -88,7 +95,9 @@ class AlfworldEngine:
         data = _read(game_file)
         self._walkthrough = list(data.get("walkthrough") or [])
         try:
-            self._game = _game(self._lib, data["pddl_domain"], data["pddl_problem"], data["grammar"])
+            self._game = _game(self._lib, data["pddl_domain"], data["pddl_problem"], data["grammar"], self._cache)
+        except TaskError:
+            raise
         except Exception as error:
             raise EnvFault(f"{game_file}: the engine cannot load this game: {error!r}") from error
 
@@ -96,8 +105,9 @@ class AlfworldEngine:
         """Start the loaded game from its beginning and return the first observation (banner, room, task)."""
         if self._game is None:
             raise EnvFault("reset: no game is loaded; call load first")
-        self._lib.load_sas(zlib.decompress(self._game.sas))
-        self._facts = _Facts(self._game.types, self._game.start)
+        problem = self._game.problem
+        self._lib.load_sas(zlib.decompress(problem.sas))
+        self._facts = _Facts(self._game.types, problem.start)
         self._changed()
         return _text(self._game, self._facts, _symbols("#intro#"), {})
 
@@ -110,7 +120,7 @@ class AlfworldEngine:
         effects = (fast_downward.Atom * operator.effects)()
         self._lib.apply_operator(operator.id, effects)
         for effect in effects:
-            facts.apply(_fact(effect.name, game.objects))
+            facts.apply(_fact(effect.name, game.problem.objects))
         self._changed()
         return _text(game, facts, game.feedback[operator.action], operator.mapping)
 
@@ -184,12 +194,13 @@ class _ProductionRule:
 
 
 @dataclass(frozen=True)
-class _Game:
-    """Everything that stays the same over all episodes of a game."""
+class _Problem:
+    """What a translated PDDL problem is to us: all that need not be computed again."""
 
     sas: bytes
     """fast-downward's planning task, compressed (a kitchen: 1.3 MB -> 60 kB)."""
-    types: TypeHierarchy
+    types: dict[str, list[str]]
+    """Type -> its supertypes."""
     objects: dict[str, str]
     """Object -> its type."""
     parameters: dict[str, tuple[Placeholder, ...]]
@@ -197,6 +208,15 @@ class _Game:
     fluents: frozenset[str]
     """The predicates that actions change."""
     start: tuple[Fact, ...]
+    """The facts at the beginning, sorted."""
+
+
+@dataclass(frozen=True)
+class _Game:
+    """Everything that stays the same over all episodes of a game."""
+
+    problem: _Problem
+    types: TypeHierarchy
     entities: dict[str, _Entity]
     rules: dict[str, tuple[_ProductionRule, ...]]
     templates: dict[str, tuple[Any, ...]]
@@ -226,34 +246,65 @@ def _read(game_file: Path) -> dict[str, Any]:
 _games: OrderedDict[bytes, _Game] = OrderedDict()
 
 
-def _game(lib: Any, domain: str, problem: str, grammar: str) -> _Game:
+def _game(lib: Any, domain: str, problem: str, grammar: str, cache: Path | None) -> _Game:
     """The game of these texts, from this process's memory where it was loaded lately."""
     key = hashlib.sha256("\0".join((domain, problem, grammar)).encode()).digest()
     if key not in _games:
-        _games[key] = _build(lib, domain, problem, grammar)
+        _games[key] = _build(_problem(lib, domain, problem, cache), grammar)
         if len(_games) > GAMES_KEPT:
             _games.popitem(last=False)
     _games.move_to_end(key)
     return _games[key]
 
 
-def _build(lib: Any, domain: str, problem: str, grammar: str) -> _Game:
+def _build(problem: _Problem, grammar: str) -> _Game:
+    types = TypeHierarchy()
+    for name, supertypes in problem.types.items():
+        types.add(Type(name, supertypes))
+    entities = {name: _Entity(name, name) for _, arguments in problem.start for name, _ in arguments}
+    names = Demangler(game_infos=entities)
+    actions, rules = _grammar(grammar)
+    return _Game(
+        problem=problem,
+        types=types,
+        entities={name: _Entity(name, names.demangle_alfred_name(name)) for name in entities},
+        rules=rules,
+        templates={name: _symbols(action.template) for name, action in actions.items()},
+        feedback={name: _symbols(action.feedback_rule) for name, action in actions.items()},
+    )
+
+
+def _problem(lib: Any, domain: str, problem: str, cache: Path | None) -> _Problem:
+    """Translate, or read what an earlier process translated."""
+    if cache is None:
+        return _translated(lib, domain, problem)
+    version = importlib.metadata.version("fast-downward-textworld")
+    key = hashlib.sha256("\0".join((str(_STORED_FORMAT), version, domain, problem)).encode()).hexdigest()
+    path = cache / f"{key}.game"
+    if path.is_file():
+        return _from_bytes(path.read_bytes())
+    result = _translated(lib, domain, problem)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache, suffix=".part", delete=False) as file:
+            file.write(_to_bytes(result))
+        os.replace(file.name, path)  # whole or not at all, whatever other processes do at the same time
+    except OSError as error:
+        raise TaskError(f"cache {cache}: {error.strerror or error}; set SAGA_CACHE to a folder that can grow") from None
+    return result
+
+
+def _translated(lib: Any, domain: str, problem: str) -> _Problem:
     task, sas = _translate(domain, problem)
     objects = {item.name: item.type_name for item in task.objects}
-    types = TypeHierarchy()
-    for name, supertypes in {item.name: item.supertype_names for item in reversed(task.types)}.items():
-        types.add(Type(name, supertypes))
     lib.load_sas(sas)
     atoms = (fast_downward.Atom * lib.get_state_size())()
     lib.get_state(atoms)
     state = [_fact(atom.name, objects) for atom in atoms]
     start = {*_initial_facts(task, objects), *(fact for fact in state if not fact[0].startswith("not_"))}
-    entities = {name: _Entity(name, name) for _, arguments in start for name, _ in arguments}
-    names = Demangler(game_infos=entities)
-    actions, rules = _grammar(grammar)
-    return _Game(
+    return _Problem(
         sas=zlib.compress(sas, 1),
-        types=types,
+        types={item.name: item.supertype_names for item in reversed(task.types)},  # the first of two of a name counts
         objects=objects,
         parameters={
             action.name: tuple((item.name.strip("?"), item.type_name) for item in action.parameters)
@@ -263,11 +314,34 @@ def _build(lib: Any, domain: str, problem: str, grammar: str) -> _Game:
             [effect.literal.predicate for action in task.actions for effect in action.effects]
             + [axiom.name for axiom in task.axioms]
         ),
-        start=tuple(start),
-        entities={name: _Entity(name, names.demangle_alfred_name(name)) for name in entities},
-        rules=rules,
-        templates={name: _symbols(action.template) for name, action in actions.items()},
-        feedback={name: _symbols(action.feedback_rule) for name, action in actions.items()},
+        start=tuple(sorted(start)),
+    )
+
+
+_STORED_FORMAT = 1
+
+
+def _to_bytes(problem: _Problem) -> bytes:
+    fields = {
+        "types": problem.types,
+        "objects": problem.objects,
+        "parameters": problem.parameters,
+        "fluents": sorted(problem.fluents),
+        "start": problem.start,
+    }
+    return zlib.compress(json.dumps(fields).encode()) + problem.sas
+
+
+def _from_bytes(data: bytes) -> _Problem:
+    head = zlib.decompressobj()
+    fields = json.loads(head.decompress(data))
+    return _Problem(
+        sas=head.unused_data,
+        types=fields["types"],
+        objects=fields["objects"],
+        parameters={name: tuple(map(tuple, items)) for name, items in fields["parameters"].items()},
+        fluents=frozenset(fields["fluents"]),
+        start=tuple((predicate, tuple(map(tuple, arguments))) for predicate, arguments in fields["start"]),
     )
 
 
@@ -425,11 +499,11 @@ def _command(game: _Game, facts: _Facts, operator: str) -> tuple[str, str, Mappi
     if known is not None:
         return known
     action, *arguments = operator.split()
-    parameters = game.parameters[action]
+    parameters = game.problem.parameters[action]
     mapping = {item: (name, item[1]) for item, name in zip(parameters, arguments, strict=False)}
     template = game.templates[action]
     entry = (_text(game, facts, template, mapping), action, mapping)
-    if _constant(template, game.fluents):
+    if _constant(template, game.problem.fluents):
         game.commands[operator] = entry
     return entry
 
