@@ -83,7 +83,7 @@ class ScienceWorldEnv(TextEnv):
         self._task = (name, variation)
         self._plan = None
         self.expert_steps = len(self._gold[self._task]) if self._task in self._gold else None
-        return self._ask(lambda simulator: self._restart(simulator))
+        return self._ask(self._restart)
 
     def _restart(self, simulator: _Simulator) -> StepResult:
         """Load the task without gold path and make the first look, which is the reset of the stock package."""
@@ -98,19 +98,19 @@ class ScienceWorldEnv(TextEnv):
         return self._ask(lambda simulator: self._play(simulator, action))
 
     def _play(self, simulator: _Simulator, action: str) -> StepResult:
-        room = simulator.room() if self._plan else ""
+        asked = bool(self._options)
         self._played.append(action)
         observation, valid = self._send(simulator, action)
         points = _points(simulator)
         if points < 0 and simulator.interface().isInErrorState():
-            raise EnvFault(f"scienceworld: {'/'.join(map(str, self._task))}: simulator error: {observation}")
-        if self._plan:
-            self._plan.observe(action, left=room, entered=simulator.room(), asked=bool(self._options))
+            raise EnvFault(f"scienceworld: {self._task_id()}: simulator error: {observation}")
+        if self._plan is not None:
+            self._plan.observe(action, simulator.room(), asked=asked)
         over = points < 0 or bool(simulator.server.getCompleted())
         return StepResult(observation, score=points / 100, done=over, won=points >= 100, valid=valid)
 
     def _send(self, simulator: _Simulator, action: str) -> tuple[str, bool]:
-        """The observation for ``action`` and whether the simulator understood it."""
+        """The observation after ``action`` and whether the simulator understood it."""
         if self._options:
             number = action.strip()
             options, self._options = self._options, []
@@ -141,34 +141,24 @@ class ScienceWorldEnv(TextEnv):
     def expert(self) -> ExpertMove:
         """The next gold action of the simulator.
 
-        The gold path is made at the first call for a task (up to 30 s for the genetics tasks; kept for its later
-        resets) and the actions played so far are then played again. After other actions than the gold ones, the
-        expert walks back to the room where the gold path goes on and continues it; what else those actions changed
-        it does not mend. After the last gold action it waits.
+        The gold path is made at the first call for a task (a second, but half a minute and more for the genetics
+        tasks; kept for later resets), and the actions played so far are then played again. After other actions than
+        the gold ones, the expert walks back to the room where the gold path goes on and continues it; what else those
+        actions changed it does not mend. After the last gold action it waits.
         """
+        return ExpertMove(self._ask(self._gold_move))
+
+    def _gold_move(self, simulator: _Simulator) -> str:
         if self._plan is None:
-            self._plan = self._ask(self._make_plan)
-        return ExpertMove(self._ask(lambda simulator: self._next_move(simulator)))
-
-    def _make_plan(self, simulator: _Simulator) -> _GoldPlan:
-        if self._task not in self._gold:
-            simulator.load(*self._task, self.simplification, gold=True)
-            self._gold[self._task] = simulator.strings(simulator.server.getGoldActionSequence())
-            replay = True
-        else:
-            replay = bool(self._played)
-        self.expert_steps = len(self._gold[self._task])
-        if not replay:
-            return _GoldPlan(self._gold[self._task])
-        played = self._played
-        self._restart(simulator)
-        self._plan = _GoldPlan(self._gold[self._task])
-        for action in played:
-            self._play(simulator, action)
-        return self._plan
-
-    def _next_move(self, simulator: _Simulator) -> str:
-        assert self._plan is not None
+            if self._task not in self._gold:
+                simulator.load(*self._task, self.simplification, gold=True)
+                self._gold[self._task] = simulator.strings(simulator.server.getGoldActionSequence())
+            gold, played = self._gold[self._task], self._played
+            self._restart(simulator)
+            self._plan = _GoldPlan(gold, simulator.room())
+            self.expert_steps = len(gold)
+            for action in played:
+                self._play(simulator, action)
         return self._plan.move(asked=bool(self._options), teleport=self._teleports)
 
     def close(self) -> None:
@@ -182,13 +172,15 @@ class ScienceWorldEnv(TextEnv):
             raise EnvFault("scienceworld: no simulator is running; call reset")
         try:
             return question(self._simulator)
-        except (Py4JError, OSError, EnvFault) as error:
+        except EnvFault:
             self.close()
-            if isinstance(error, EnvFault):
-                raise
-            raise EnvFault(
-                f"scienceworld: {'/'.join(map(str, self._task))}: {type(error).__name__}: {error}"
-            ) from error
+            raise
+        except (Py4JError, OSError) as error:
+            self.close()
+            raise EnvFault(f"scienceworld: {self._task_id()}: {type(error).__name__}: {error}") from error
+
+    def _task_id(self) -> str:
+        return f"{self._task[0]}/{self._task[1]}"
 
 
 def scienceworld_tasks(split: Literal["train", "dev", "test"]) -> list[Task]:
@@ -207,9 +199,10 @@ def scienceworld_tasks(split: Literal["train", "dev", "test"]) -> list[Task]:
 class _GoldPlan:
     """Where an episode stands on the gold path, and the way back to it from the rooms that other actions led to."""
 
-    def __init__(self, actions: list[str]) -> None:
+    def __init__(self, actions: list[str], room: str) -> None:
         self._actions = actions
         self._done = 0
+        self._room = room
         self._way_back: list[str] = []
 
     def move(self, *, asked: bool, teleport: bool) -> str:
@@ -218,17 +211,18 @@ class _GoldPlan:
             return f"teleport to {self._way_back[0]}" if teleport else f"go to {self._way_back[-1]}"
         return self._next(asked)
 
-    def observe(self, action: str, *, left: str, entered: str, asked: bool) -> None:
-        """Note an action that was played in room ``left`` and ended in room ``entered``."""
+    def observe(self, action: str, room: str, *, asked: bool) -> None:
+        """Note that ``action`` was played, ``asked`` or not, and that the agent is in ``room`` after it."""
         if not self._way_back and action == self._next(asked):
             self._done += 1
-        elif entered in self._way_back:
-            del self._way_back[self._way_back.index(entered) :]
-        elif entered != left:
-            self._way_back.append(left)
+        elif room in self._way_back:
+            del self._way_back[self._way_back.index(room) :]
+        elif room != self._room:
+            self._way_back.append(self._room)
+        self._room = room
 
     def _next(self, asked: bool) -> str:
-        # The gold path answers questions about equal things with a number; those are not asked here.
+        # The gold path answers each question with a number; those about equal things are not asked here.
         while not asked and self._done < len(self._actions) and self._actions[self._done].isdigit():
             self._done += 1
         return self._actions[self._done] if self._done < len(self._actions) else WAIT
