@@ -19,8 +19,10 @@ Prior = Mapping[str, Mapping[str, float]]
 
 NOTHING_HAPPENS = "Nothing happens."
 
+STATIONS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+"""Where an object is cleaned, heated or cooled."""
+
 _ENTITY = r"([a-z]+ \d+)"
-_STATIONS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 _GOALS = [
     ("pick_two_obj_and_place", "", r"put two (\w+) in (\w+)"),
     ("pick_two_obj_and_place", "", r"find two (\w+) and put them in (\w+)"),
@@ -106,6 +108,9 @@ def compatible_prior() -> dict[str, dict[str, float]]:
 
     Imports ``alfworld``. Lamps are not in its table: they get weight 1 on the furniture they stand on.
     """
+    import envs.alfworld_engine  # noqa: F401  (imports alfworld without leaving the ALFWORLD_DATA that it sets)
+
+    # isort: split
     from alfworld.gen.constants import VAL_RECEPTACLE_OBJECTS
 
     prior: dict[str, dict[str, float]] = {}
@@ -189,9 +194,10 @@ class SearchExpert:
             # Every receptacle can be reached from anywhere, unless it is within reach already.
             if match[1] in self._receptacles and match[1] not in self._beside:
                 self._beside.append(match[1])
-        elif (match := re.fullmatch(rf"move {_ENTITY} to {_ENTITY}", action)) and match[1] == self._holding:
-            if match[2] in self._beside and match[2] not in self._closed:
-                self._refused.add((match[1], match[2]))
+            return
+        match = re.fullmatch(rf"move {_ENTITY} to {_ENTITY}", action)
+        if match and match[1] == self._holding and match[2] in self._beside and match[2] not in self._closed:
+            self._refused.add((match[1], match[2]))
 
     def _forget(self, thing: str) -> None:
         for things in self._contents.values():
@@ -210,10 +216,12 @@ class SearchExpert:
         if held is None:
             return self._take()
         if goal.verb and goal.verb not in self._states.get(held, ()):
-            station = self._all(_STATIONS[goal.verb])[0]
+            station = self._all(STATIONS[goal.verb])[0]
             thought = f"Next I {goal.verb} the {goal.object} with the {type_of(station)}."
             return self._reach(station, thought) or ExpertMove(f"{goal.verb} {held} with {station}", thought)
-        return self._put(held, [self._destination(), *self._all(goal.target)], f"Now I put the {goal.object} in place.")
+        return self._put(
+            held, [self._destination(), *self._all(goal.target)], f"Now I put the {goal.object} in the {goal.target}."
+        )
 
     def _take(self) -> ExpertMove:
         goal = self.goal
