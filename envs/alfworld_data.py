@@ -65,7 +65,7 @@ def alfworld_tasks(split: str, data: Path) -> list[Task]:
         TaskError: ``data`` has no such split.
     """
     folder = data / _GAMES / split
-    if "/" in split or not folder.is_dir():
+    if not split or "/" in split or not folder.is_dir():
         present = sorted(item.name for item in (data / _GAMES).glob("*") if item.is_dir())
         raise TaskError(
             f"alfworld split {split!r}: not in {data / _GAMES} (it has: {', '.join(present) or 'nothing'}); "
