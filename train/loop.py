@@ -29,6 +29,7 @@ from train.preflight import Journal
 from train.rollouts import collect
 from train.rows import rows_of
 from train.sft import train_sft
+from train.tables import compact_table, percent, success_text
 from train.tracking import Tracker
 from train.trajectory import Episode
 
@@ -244,42 +245,35 @@ def _sampled(episode: Episode) -> dict[str, Any]:
     }
 
 
+_CLOSING_COLUMNS = ("policy", "games", "success % (95 %)", "score", "steps", "invalid actions %")
+
+
 def closing_table(evals: dict[str, dict[str, Any]]) -> Table:
     """The success rates of a run's evaluations, with intervals."""
-    table = Table(title="held-out games")
-    for column in ("policy", "games", "success", "95 % interval", "score", "steps", "invalid actions"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
+    table = compact_table("held-out games", _CLOSING_COLUMNS, left=("policy",))
     for row in _closing_rows(evals):
         table.add_row(*row)
     return table
 
 
 def _closing_rows(evals: dict[str, dict[str, Any]]) -> list[list[str]]:
-    rows = []
-    for phase, result in evals.items():
-        metrics = result["metrics"]
-        low, high = metrics["success_interval"]
-        rows.append(
-            [
-                EVALUATIONS[phase],
-                str(metrics["items"]),
-                f"{metrics['success']:.1%}",
-                f"{low:.1%} – {high:.1%}",
-                f"{metrics['score']:.3f}",
-                f"{metrics['steps']:.1f}",
-                f"{metrics['invalid_rate']:.1%}",
-            ]
-        )
-    return rows
+    return [
+        [
+            EVALUATIONS[phase],
+            str(result["metrics"]["items"]),
+            success_text(result["metrics"]["success"], result["metrics"]["success_interval"]),
+            f"{result['metrics']['score']:.3f}",
+            f"{result['metrics']['steps']:.1f}",
+            percent(result["metrics"]["invalid_rate"]),
+        ]
+        for phase, result in evals.items()
+    ]
 
 
 def report_text(config: Config, folder: Path, evals: dict[str, dict[str, Any]], adapter: str | None) -> str:
     """``report.md``: what was run, the table of success rates, and success per task type."""
     lines = [f"# {config.run.name}", "", f"Model {config.model.name}, task set {config.eval.tasks}.", ""]
-    lines += [
-        "| policy | games | success | 95 % interval | score | steps | invalid actions |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines += [f"| {' | '.join(_CLOSING_COLUMNS)} |", f"|{'---|' * len(_CLOSING_COLUMNS)}"]
     lines += [f"| {' | '.join(row)} |" for row in _closing_rows(evals)]
     types = sorted({name for result in evals.values() for name in result["metrics"]["by_type"]})
     lines += ["", "Success by task type:", "", f"| task type | {' | '.join(EVALUATIONS[phase] for phase in evals)} |"]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from envs.tasksets import describe_task_sets, load_task_set, task_set_hash
 from train.config import ConfigError
 from train.metrics import failure_class, summarise
+from train.tables import compact_table, percent
 from train.trajectory import Episode, read_episodes
 
 
@@ -25,32 +25,31 @@ def _episode_files(run: Path) -> list[Path]:
 
 
 def show_run(run: Path) -> None:
-    """A table of the run's phases: episodes, success, steps, invalid actions."""
-    table = Table(title=str(run))
-    for column in ("phase", "episodes", "won", "success", "score", "steps", "invalid", "faults", "first and last id"):
-        table.add_column(column, justify="left" if column in ("phase", "first and last id") else "right")
+    """A table of the run's phases; an episode's name is <phase>/<id>."""
+    columns = ("phase", "episodes", "success %", "score", "steps", "inv. %", "faults", "ids")
+    table = compact_table(str(run), columns, left=("phase", "ids"))
     for file in _episode_files(run):
         episodes = list(read_episodes(file))
         if not episodes:
             continue
         row = summarise(episodes)
-        ids = sorted(episode.id for episode in episodes)
+        ids = sorted(episode.id.split("/", 1)[1] for episode in episodes)
         table.add_row(
             episodes[0].phase,
             str(len(episodes)),
-            str(sum(episode.won for episode in episodes)),
-            f"{row['success']:.1%}",
+            percent(row["success"]),
             f"{row['score']:.3f}",
             f"{row['steps']:.1f}",
-            f"{row['invalid_rate']:.1%}",
+            percent(row["invalid_rate"]),
             str(row["faults"]),
             f"{ids[0]} … {ids[-1]}",
         )
     console = Console()
     console.print(table)
     result = run / "result.json"
-    if result.is_file():
-        console.print(f"adapter: {run / str(json.loads(result.read_text())['adapter'])}", highlight=False)
+    adapter = json.loads(result.read_text())["adapter"] if result.is_file() else None
+    if adapter:
+        console.print(f"adapter: {run / adapter}", highlight=False, soft_wrap=True)
 
 
 def show_episode(run: Path, episode_id: str) -> None:
@@ -98,9 +97,8 @@ def show_tasks(name: str | None) -> None:
     """The known task sets, or the items of one with its hash."""
     console = Console(highlight=False, soft_wrap=True)
     if name is None:
-        table = Table(title="task sets")
-        for column in ("name", "tasks", "what it is"):
-            table.add_column(column)
+        columns = ("name", "tasks", "what it is")
+        table = compact_table("task sets", columns, left=("name", "what it is"))
         for row in describe_task_sets():
             table.add_row(*row)
         console.print(table)
