@@ -255,9 +255,9 @@ class EnvPool:
 class Session:
     """One episode in one slot of a pool.
 
-    ``first`` is the reset's result. ``expert_steps`` is the length of a known solution where the world tells one, in
-    ScienceWorld only after ``expert`` was asked. Every call raises EnvFault once the session's worker or world has failed,
-    and RuntimeError after ``close``.
+    ``first`` is the reset's result. ``expert_steps`` is the length of a known solution where the world tells one (in
+    ScienceWorld only after ``expert`` was asked). Every call raises EnvFault once its worker or world has failed, and
+    RuntimeError after ``close``.
     """
 
     def __init__(
