@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,7 @@ def test_a_world_that_cannot_be_made_reports_its_own_error() -> None:
         ("die", r"^step in a: its worker died \(exit code 3\); it last printed: last words$"),
         ("hang", r"^step in a: no answer within 0.5 s; its worker was replaced$"),
     ],
+    ids=["die", "hang"],
 )
 def test_a_lost_worker_faults_its_sessions_and_is_replaced(action: str, message: str) -> None:
     async def body(pool: EnvPool) -> None:
@@ -156,6 +159,7 @@ def test_a_worker_that_dies_idle_costs_no_later_episode() -> None:
 @pytest.mark.parametrize(
     ("action", "message"),
     [("raise", "^step: ZeroDivisionError: no such number$"), ("fault", "^the simulator is gone$")],
+    ids=["raise", "fault"],
 )
 def test_a_raising_world_faults_its_session_only(action: str, message: str) -> None:
     async def body(pool: EnvPool) -> None:
@@ -339,6 +343,49 @@ def test_cancelled_callers_leave_a_working_pool() -> None:
         assert [(await pool.open(task(name), 0)).first.goal for name in "de"] == ["d 0", "e 0"]
 
     assert run(body).stats["replaced"] == 0
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_slot_is_lost_whatever_happens(seed: int) -> None:
+    """Episodes that end, fault, kill their worker or are cancelled, announced or not; then all slots are there."""
+    rng = random.Random(seed)
+    outcomes: Counter[str] = Counter()
+
+    async def body(pool: EnvPool) -> None:
+        playing = 0
+
+        async def play(pair: tuple[Task, int], action: str) -> None:
+            nonlocal playing
+            session = await pool.open(*pair)
+            playing += 1
+            try:
+                assert playing <= 4
+                assert session.first.goal == f"{pair[0].id} {pair[1]}"
+                for step in ("look", "sleep 0.01", action):
+                    assert (await session.step(step)).observation == f"did {step}"
+            finally:
+                playing -= 1
+                await session.close()
+
+        async def episode(index: int) -> None:
+            pair = (task(rng.choice(["a", "b", "sleep 0.02", "unknown", "fault"])), index % 5)
+            action = rng.choice(["look"] * 6 + ["raise", "die"])
+            await asyncio.sleep(rng.random())
+            if rng.random() < 0.5:
+                pool.expect([pair] * rng.randrange(3))
+            attempt = asyncio.create_task(play(pair, action))
+            if rng.random() < 0.3:
+                await asyncio.sleep(rng.random() * 0.1)
+                attempt.cancel()
+            (result,) = await asyncio.gather(attempt, return_exceptions=True)
+            outcomes[type(result).__name__] += 1
+
+        await asyncio.gather(*(episode(index) for index in range(60)))
+        sessions = await asyncio.gather(*(pool.open(task(f"last {index}"), 0) for index in range(4)))
+        assert [session.first.goal for session in sessions] == [f"last {index} 0" for index in range(4)]
+
+    run(body, workers=2, recycle_after=8)
+    assert set(outcomes) == {"NoneType", "TaskError", "EnvFault", "CancelledError"}
 
 
 def test_leaving_the_pool_ends_waiting_callers() -> None:
