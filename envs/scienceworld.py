@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -37,6 +38,9 @@ T = TypeVar("T")
 NOT_UNDERSTOOD = ("No known action matches that input.", "Unknown action.")
 AMBIGUOUS = "Ambiguous request:"
 WAIT = "wait1"
+
+# Py4J logs, with a traceback, each failure that it raises as well.
+logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 _JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC")
 _OPTION = re.compile(r"^(\d+):\t(.*)$", re.MULTILINE)
@@ -130,21 +134,19 @@ class ScienceWorldEnv(TextEnv):
     def admissible(self) -> list[str]:
         """The simulator's valid actions, sorted, each once; while a question is open, the numbers of its options.
 
-        It takes about 35 ms with "easy" and 90 ms without.
+        It takes about 35 ms with "easy" and 90 ms without, and changes nothing in the world.
         """
         if self._options:
             return [str(number) for number in range(len(self._options))]
-        return self._ask(
-            lambda simulator: sorted(set(simulator.strings(simulator.server.getValidActionObjectCombinations())))
-        )
+        return self._ask(_Simulator.valid_actions)
 
     def expert(self) -> ExpertMove:
         """The next gold action of the simulator.
 
         The gold path is made at the first call for a task (a second, but half a minute and more for the genetics
         tasks; kept for later resets), and the actions played so far are then played again. After other actions than
-        the gold ones, the expert walks back to the room where the gold path goes on and continues it; what else those
-        actions changed it does not mend. After the last gold action it waits.
+        the gold ones, the expert walks back to the room where the gold path goes on and continues it; it does not mend
+        what else they changed (things moved, plants grown older). After the last gold action it waits.
         """
         return ExpertMove(self._ask(self._gold_move))
 
@@ -244,6 +246,7 @@ class _Simulator:
         # The simulator prints some ten lines a step, and nobody reads them.
         jvm.java.lang.System.setOut(jvm.java.io.PrintStream(os.devnull))
         self.server: Any = jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        self._random: Any = jvm.java.lang.Class.forName("scala.util.Random$").getField("MODULE$").get(None)
 
     def load(self, name: str, variation: int, simplification: str, *, gold: bool) -> None:
         """Start a task afresh. ``gold`` generates its gold path first (the simulator's ``reset`` would do so again)."""
@@ -267,6 +270,23 @@ class _Simulator:
         numbers: list[int] = json.loads(getattr(self.server, f"getVariations{split.capitalize()}")().toString())
         return numbers
 
+    def valid_actions(self) -> list[str]:
+        """The valid actions, sorted, each once.
+
+        To name things, the simulator draws from the random numbers that drive its world. They are put back, so that
+        an episode goes the same way whether or not somebody asks.
+        """
+        jvm = self._gateway.jvm
+        data = jvm.java.io.ByteArrayOutputStream()
+        stream = jvm.java.io.ObjectOutputStream(data)
+        stream.writeObject(self._random.self())
+        stream.close()
+        # A serialised java.util.Random ends with its state (8 bytes) and an end mark; setSeed scrambles what it gets.
+        state = int.from_bytes(bytes(data.toByteArray())[-9:-1], "big")
+        actions = self.strings(self.server.getValidActionObjectCombinations())
+        self._random.setSeed(state ^ 0x5DEECE66D)
+        return sorted(set(actions))
+
     def strings(self, items: Any) -> list[str]:
         """A Java list as Python strings in one call instead of one for each item."""
         text = str(self._gateway.jvm.java.lang.String.join("\n", items))
@@ -286,6 +306,7 @@ class _Simulator:
         return [tuple(ids) for ids in self.interface().inputParser().getAmbiguousObjectIDs()]
 
     def close(self) -> None:
+        self.server = self._random = None  # Py4J releases their Java objects now, while there is a JVM to tell
         self._gateway.close()
         assert self._process.stdin is not None
         self._process.stdin.close()  # Py4J's server ends when its standard input does
