@@ -102,6 +102,7 @@ class VLLMServer:
             # The CPU build's default of 128 would miss shorter shared prefixes in the prefix cache.
             self._flags += ["--block-size", "32"]
             self._env |= {"VLLM_CPU_KVCACHE_SPACE": str(cpu_cache_gib), "OMP_NUM_THREADS": str(threads)}
+            self._env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # "auto" binds every server to the same first core
         else:
             self._flags += ["--gpu-memory-utilization", str(gpu_memory)]
         self._flags += extra
