@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -73,7 +74,7 @@ def load_task_set(name: str, env_spec: dict[str, Any]) -> list[Task]:
     elif base == "alfworld/train":
         tasks = alfworld_tasks("train", data_folder())
     elif base == "scienceworld/train":
-        tasks = _scienceworld("train")
+        tasks = list(_scienceworld("train"))
     else:
         tasks = _jericho_games(Path(env_spec.get("folder", "games")))
     if bounds:
@@ -155,10 +156,12 @@ def _households(base: str, bounds: tuple[int, int] | None) -> list[Task]:
     return [household_task(difficulty, seed) for seed in seeds[inside]]
 
 
-def _scienceworld(split: Literal["train", "dev", "test"]) -> list[Task]:
+@cache
+def _scienceworld(split: Literal["train", "dev", "test"]) -> tuple[Task, ...]:
+    """Kept, because each asking starts a JVM."""
     with packages_of("scienceworld"):
         from envs.scienceworld import scienceworld_tasks
-    return scienceworld_tasks(split)
+    return tuple(scienceworld_tasks(split))
 
 
 def _check_games(name: str, tasks: Sequence[Task]) -> None:
