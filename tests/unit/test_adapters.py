@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.tiny_policy import tiny_base
 from train.adapters import adapter_hash, load_adapter, new_adapter, save_adapter
 from train.config import ConfigError, LoraConfig
 
@@ -14,17 +14,8 @@ pytestmark = pytest.mark.unit
 IDS = torch.tensor([[1, 2, 3, 4]])
 
 
-def tiny(width: int = 16, layers: int = 1, name: str = "owner/Tiny-Base", dtype: torch.dtype = torch.float32):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=width,
-        intermediate_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    model = LlamaForCausalLM(config).to(dtype).eval()
+def tiny(name: str = "owner/Tiny-Base", dtype: torch.dtype = torch.float32, **kwargs: int):
+    model = tiny_base(**{"layers": 1} | kwargs).to(dtype)
     model.config._name_or_path = name
     return model
 

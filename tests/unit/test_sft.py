@@ -5,10 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tests.tiny_policy import tiny_base, word_tokenizer
 from train.adapters import new_adapter
 from train.config import ConfigError, LoraConfig, WarmStartConfig
 from train.logprobs import batch_tensors, trained_logprobs
@@ -16,32 +14,6 @@ from train.rows import Row, padded_length
 from train.sft import optimiser_batches, train_sft
 
 pytestmark = pytest.mark.unit
-
-VOCABULARY = 32
-
-
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), eos_token="w2", pad_token="w2", unk_token="w0"
-    )
-
-
-def tiny_policy(seed: int = 0):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        initializer_range=0.5,
-        eos_token_id=2,
-        pad_token_id=2,
-        bos_token_id=1,
-    )
-    return new_adapter(LlamaForCausalLM(config), LoraConfig(rank=8, alpha=16), seed)
 
 
 def row(ids: list[int], trained: list[int]) -> Row:
@@ -61,17 +33,17 @@ def lora_weights(model) -> torch.Tensor:
 
 
 def run(tmp_path: Path, rows: list[Row], **settings):
-    model = tiny_policy()
+    model = new_adapter(tiny_base(), LoraConfig(rank=8, alpha=16), 0)
     logged: list[tuple[int, dict[str, float]]] = []
     config = WarmStartConfig(tasks="household/easy/train:0-3", **settings)
     result = train_sft(
-        model, tiny_tokenizer(), rows, config, seed=3, out_dir=tmp_path, log=lambda s, m: logged.append((s, m))
+        model, word_tokenizer(), rows, config, seed=3, out_dir=tmp_path, log=lambda s, m: logged.append((s, m))
     )
     return model, result, logged
 
 
 def test_logprobs_of_trained_tokens_equal_the_full_softmax() -> None:
-    model = tiny_policy()
+    model = new_adapter(tiny_base(), LoraConfig(rank=8, alpha=16), 0)
     batch = batch_tensors(ROWS, pad_id=2)
     assert batch["input_ids"].shape == (4, 128)
     logprobs, entropy = trained_logprobs(model, **batch, temperature=0.7)
@@ -99,7 +71,7 @@ def test_tokens_that_are_not_trained_carry_no_loss_and_no_gradient(tmp_path: Pat
 
 
 def test_loss_is_the_mean_over_trained_tokens_of_the_step(tmp_path: Path) -> None:
-    model = tiny_policy()
+    model = new_adapter(tiny_base(), LoraConfig(rank=8, alpha=16), 0)
     with torch.no_grad():
         expected = -trained_logprobs(model, **batch_tensors(ROWS, pad_id=2))[0].mean()
     _, result, logged = run(tmp_path, ROWS, epochs=1, tokens_per_micro_batch=128)
