@@ -253,8 +253,6 @@ def test_save_and_restore_give_a_bit_equal_next_update(tmp_path: Path) -> None:
 
     restarted = load_adapter(tiny_base(), tmp_path / "adapter", trainable=True)
     forgetful = trainer_of(tmp_path, restarted, learning_rate=1e-2)
-        tmp_path, load_adapter(tiny_base(), tmp_path / "adapter", trainable=True), learning_rate=1e-2
-    )
     forgetful.update(groups)
     assert not torch.equal(lora_weights(forgetful.model), lora_weights(straight.model))
 
