@@ -44,7 +44,7 @@ class Tracker:
     def log(self, step: int, phase: str, **metrics: float | str | None) -> None:
         """Record ``metrics`` of ``phase`` at ``step`` (each phase counts its own steps)."""
         record = {"step": step, "phase": phase, "time": round(time.time(), 3), **metrics}
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.write(json.dumps(record, ensure_ascii=False, default=float) + "\n")
         self._file.flush()
         self._to_wandb(lambda run: self._log_wandb(run, step, phase, metrics))
 

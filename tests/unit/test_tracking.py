@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from train.config import ConfigError, TrackingConfig
@@ -59,6 +60,13 @@ def test_each_record_is_on_disk_at_once_with_step_phase_and_time(tmp_path: Path)
     assert time > 1.7e9
     tracker.close()
     tracker.close()
+
+
+def test_numbers_of_numpy_are_written_as_numbers(tmp_path: Path) -> None:
+    with Tracker(tmp_path, TrackingConfig(), {}) as tracker:
+        tracker.log(1, "x", loss=np.float32(0.5), rows=np.int64(3))
+    [record] = lines(tmp_path)
+    assert (record["loss"], record["rows"]) == (0.5, 3)
 
 
 def test_a_resumed_run_appends_after_a_line_that_a_kill_tore(tmp_path: Path) -> None:
