@@ -28,21 +28,23 @@ EVAL_SEEDS = range(1_000_000, 2_000_000)
 class Difficulty:
     """How hard a household is. Pairs are (least, most), both possible.
 
-    ``receptacles``: pieces of furniture to look into; ``distractors``: objects that the goal does not name;
-    ``searched``: places that a search in order of plausibility visits until it sees the goal's object;
-    ``expert_steps``: the search expert wins within so many steps, always.
+    ``receptacles``: pieces of furniture to look into; ``distractors``: objects that the goal does not name; ``copies``:
+    more objects of the goal's type than it needs, in less plausible places; ``searched``: places that a search in order
+    of plausibility visits until it sees what it looks for; ``expert_steps``: the search expert wins within so many
+    steps, always.
     """
 
     receptacles: tuple[int, int]
     distractors: tuple[int, int]
+    copies: tuple[int, int]
     searched: tuple[int, int]
     expert_steps: int
 
 
 DIFFICULTIES = {
-    "easy": Difficulty(receptacles=(5, 8), distractors=(3, 5), searched=(1, 3), expert_steps=10),
-    "medium": Difficulty(receptacles=(12, 16), distractors=(10, 16), searched=(1, 6), expert_steps=20),
-    "hard": Difficulty(receptacles=(18, 30), distractors=(20, 40), searched=(2, 15), expert_steps=50),
+    "easy": Difficulty(receptacles=(5, 8), distractors=(3, 5), copies=(0, 0), searched=(1, 3), expert_steps=10),
+    "medium": Difficulty(receptacles=(12, 16), distractors=(10, 16), copies=(0, 1), searched=(1, 6), expert_steps=20),
+    "hard": Difficulty(receptacles=(18, 30), distractors=(20, 40), copies=(0, 2), searched=(2, 15), expert_steps=50),
 }
 
 TASK_TYPES = (
@@ -305,26 +307,26 @@ def _draw(rng: random.Random, task_type: str, level: Difficulty) -> _Scene | Non
         task_type, kind.lower(), rng.choice(targets).lower(), verb, 2 if task_type == "pick_two_obj_and_place" else 1
     )
 
-    order = search_order(receptacles, PRIOR[goal.object])
+    likely = [name for name in search_order(receptacles, PRIOR[goal.object]) if type_of(name) in PRIOR[goal.object]]
     least, most = level.searched
-    spots = [
-        place
-        for place in order[least - 1 : most]
-        if type_of(place) in PRIOR[goal.object] and type_of(place) != goal.target
-    ]
+    spots = [name for name in likely[least - 1 : most] if type_of(name) != goal.target]
     if not spots:
         return None
-    found = sorted((rng.choice(spots) for _ in range(goal.count)), key=order.index)
-    placed = [(goal.object, place) for place in found]
+    found = sorted((rng.choice(spots) for _ in range(goal.count)), key=likely.index)
+    later = [name for name in likely[likely.index(found[-1]) + 1 :] if type_of(name) != goal.target]
+    copies = rng.randint(*level.copies) if later else 0
+    placed = [(goal.object, place) for place in [*found, *(rng.choice(later) for _ in range(copies))]]
     if verb == "use":
         placed.append((goal.target, _place(rng, _LAMP, receptacles)))
     others = [name for name in room.objects if name != kind and present & PLACES[name].keys()]
     for _ in range(rng.randint(*level.distractors)):
         other = rng.choice(others)
         placed.append((other.lower(), _place(rng, other, receptacles)))
+    rng.shuffle(placed)
 
     places = _number(placed)
-    wanted = tuple(f"{goal.object} {index + 1}" for index in range(goal.count))
+    suited = [thing for thing in places if type_of(thing) == goal.object]
+    wanted = tuple(sorted(suited, key=lambda thing: likely.index(places[thing]))[: goal.count])
     scene = _Scene(tuple(receptacles), places, goal, wanted)
     return scene if _steps_of_search(scene) <= level.expert_steps else None
 
