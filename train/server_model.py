@@ -67,6 +67,9 @@ class ServerModel:
     ) -> None:
         if not urls:
             raise ConfigError("model.urls: [] names no server; give for example [http://127.0.0.1:8000]")
+        for url in urls:
+            if not _is_http(url):
+                raise ConfigError(f"model.urls: {url!r} is no address of a server; write http://host:port")
         self.name = model
         self.adapter = "base"
         self._codec = codec
@@ -305,8 +308,6 @@ class ServerModel:
                 response = await self._client.request(method, server.url + path, json=body)
             except httpx.TransportError as error:
                 problem = f"{type(error).__name__} {error}".strip()
-            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-                raise ModelFault(f"model.urls: {server.url!r} is no address of a server: {error}") from None
             else:
                 status = response.status_code
                 if status in fatal or (status != 429 and status < 500):
@@ -331,6 +332,14 @@ class ServerModel:
         if self._key:
             text = text.replace(self._key, "***")
         return " ".join(text.split())[:500]
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host)
 
 
 def _completion_body(served: str, prompt_ids: list[int], sampling: Sampling, codec: TokenCodec) -> dict[str, Any]:
