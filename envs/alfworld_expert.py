@@ -126,7 +126,7 @@ class SearchExpert:
     """Plays one episode from text alone.
 
     Call :meth:`observe` after every action that was played, its own or another agent's, valid or not; :meth:`move`
-    proposes the next one and changes nothing, so it may be asked at any time and any number of times.
+    proposes the next one. It may be asked at any time; asked again, it proposes the same.
 
     Args:
         first_observation: what ``reset`` showed: the list of receptacles and "Your task is to: ...".
@@ -149,9 +149,9 @@ class SearchExpert:
         self._contents: dict[str, list[str]] = {}  # what was last seen in each receptacle that was looked into
         self._closed: set[str] = set()
         self._holding: str | None = None
-        self._origin = ""  # where the held object came from
+        self._origin: dict[str, str] = {}  # object -> the receptacle that it was last taken from
         self._states: dict[str, set[str]] = {}  # object -> verbs done to it
-        self._refused: set[tuple[str, str]] = set()  # (object, receptacle) that does not take it
+        self._refused: set[tuple[str, str]] = set()  # (object, type of receptacle that does not take it)
 
     # -- belief ------------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,8 @@ class SearchExpert:
         elif match := re.search(r"You are facing the (.*?)\. Next to it", observation):
             self._beside = re.findall(_ENTITY, match[1])
         elif match := re.search(rf"You pick up the {_ENTITY} from the {_ENTITY}", observation):
-            self._holding, self._origin = match[1], match[2]
+            self._holding = match[1]
+            self._origin[match[1]] = match[2]
             self._forget(match[1])
         elif match := re.search(rf"You move the {_ENTITY} to the {_ENTITY}", observation):
             self._holding = None
@@ -197,7 +198,7 @@ class SearchExpert:
             return
         match = re.fullmatch(rf"move {_ENTITY} to {_ENTITY}", action)
         if match and match[1] == self._holding and match[2] in self._beside and match[2] not in self._closed:
-            self._refused.add((match[1], match[2]))
+            self._refused.add((match[1], type_of(match[2])))
 
     def _forget(self, thing: str) -> None:
         for things in self._contents.values():
@@ -210,7 +211,10 @@ class SearchExpert:
         """The next action towards the goal, with its sub-goal as a thought."""
         held, goal = self._holding, self.goal
         if held is not None and type_of(held) != goal.object:
-            return self._put(held, [self._origin, *self._order(type_of(held))], f"I do not need the {held}.")
+            places = self._order(type_of(held))
+            if held in self._origin:
+                places.insert(0, self._origin[held])
+            return self._put(held, places, f"I do not need the {held}.")
         if goal.verb == "use":
             return self._take() if held is None else self._use()
         if held is None:
@@ -247,8 +251,8 @@ class SearchExpert:
         return self._search(lamp, "the")
 
     def _put(self, thing: str, places: Sequence[str], thought: str) -> ExpertMove:
-        open_to_it = [place for place in places if (thing, place) not in self._refused]
-        place = open_to_it[0] if open_to_it else places[0]
+        fit = [place for place in places if (thing, type_of(place)) not in self._refused]
+        place = fit[0] if fit else places[0]
         return self._open(place, thought) or ExpertMove(f"move {thing} to {place}", thought)
 
     def _search(self, kind: str, article: str) -> ExpertMove:

@@ -92,7 +92,8 @@ def test_a_game_reads_like_alfworld(env: HouseholdEnv) -> None:
     result = env.reset(household_task("easy", 1))
     assert result.observation == (
         "You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a coffeetable 1, "
-        "a drawer 1, a garbagecan 1, a sidetable 1, and a sofa 1.\n\nYour task is to: examine the wateringcan with the desklamp."
+        "a drawer 1, a garbagecan 1, a sidetable 1, and a sofa 1.\n\n"
+        "Your task is to: examine the wateringcan with the desklamp."
     )
     assert result.goal == "examine the wateringcan with the desklamp."
     assert not result.done

@@ -156,9 +156,16 @@ def test_a_wrong_object_goes_back_where_it_came_from() -> None:
     assert agent.move() == ExpertMove("go to countertop 1", "I do not need the apple 1.")
 
 
-def test_a_place_that_does_not_take_the_object_is_left_for_another() -> None:
-    agent = expert("put a mug in cabinet.", FOUND, TAKEN, AT_CABINET, OPENED, ("move mug 2 to cabinet 1", REFUSED))
-    assert agent.move().action == "go to cabinet 2"
+def test_what_a_type_of_receptacle_refuses_is_put_elsewhere() -> None:
+    agent = SearchExpert(ROOM + "put a mug in cabinet.", {"apple": {"cabinet": 2.0, "fridge": 1.0}})
+    for action, observation in [
+        ("inventory", "You are carrying: a apple 1."),
+        AT_CABINET,
+        OPENED,
+        ("move apple 1 to cabinet 1", REFUSED),
+    ]:
+        agent.observe(action, observation)
+    assert agent.move().action == "go to fridge 1"
 
 
 def test_a_closed_door_is_opened_again() -> None:
@@ -183,6 +190,12 @@ def test_inventory_corrects_the_belief_about_the_hand() -> None:
     assert agent.move().action == "go to cabinet 1"  # the countertop was left without a mug: it searches on
     agent.observe("inventory", "You are carrying: a mug 2.")
     assert agent.move().thought == "Now I put the mug in the cabinet."
+
+
+def test_a_wrong_object_of_unknown_origin_is_put_down_where_it_belongs() -> None:
+    agent = SearchExpert(ROOM + "put a mug in cabinet.", {**PRIOR, "apple": {"fridge": 1.0}})
+    agent.observe("inventory", "You are carrying: a apple 1.")
+    assert agent.move().action == "go to fridge 1"
 
 
 def test_two_objects_go_to_the_same_receptacle() -> None:
