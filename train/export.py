@@ -60,7 +60,8 @@ def export_adapter(run_dir: Path, out: Path) -> list[str]:
 def export_merged(run_dir: Path, out: Path) -> list[str]:
     """Write the full model with the run's final adapter merged in, its tokenizer and a card to ``out``.
 
-    The merge is done in float32 and cast to ``model.dtype`` afterwards: merging in bfloat16 rounds twice.
+    The merge is done in float32 and cast to bfloat16 afterwards (unless ``model.dtype`` is float32): merging in
+    bfloat16 rounds twice.
 
     Raises:
         ConfigError: as :func:`export_adapter`; the base model is absent or the adapter does not fit it.
@@ -76,7 +77,7 @@ def export_merged(run_dir: Path, out: Path) -> list[str]:
     with _new_folder(out) as folder:
         model, tokenizer = load_policy(ModelConfig(name=settings.name, dtype="float32"))
         merged: Any = load_adapter(model, run.adapter, trainable=False).merge_and_unload()
-        merged.to(getattr(torch, settings.dtype)).save_pretrained(folder)
+        merged.to(torch.float32 if settings.dtype == "float32" else torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         use = (
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import torch
 from filelock import FileLock
@@ -39,6 +40,15 @@ def cache_folder() -> Path:
 
 def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def chosen_dtype(name: Literal["auto", "bfloat16", "float32"]) -> torch.dtype:
+    """The dtype that ``model.dtype`` means on this machine."""
+    if name == "auto":
+        capabilities = torch.cpu.get_capabilities()
+        fast = torch.cuda.is_available() or capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
+        return torch.bfloat16 if fast else torch.float32
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
 
 
 def model_folder(name: str) -> Path | str:
@@ -87,9 +97,10 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
         ConfigError: the model is absent, damaged, or has no chat template.
     """
     tokenizer = load_tokenizer(config)
-    dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
     try:
-        model = AutoModelForCausalLM.from_pretrained(model_folder(config.name), dtype=dtype, use_safetensors=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            model_folder(config.name), dtype=chosen_dtype(config.dtype), use_safetensors=True
+        )
     except _UNREADABLE as error:
         raise _cannot_load(config, error) from error
     model.generation_config = GenerationConfig.from_dict(
