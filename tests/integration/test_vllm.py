@@ -133,7 +133,7 @@ def random_adapter(base: Any, folder: Path, seed: int, rank: int = 8) -> Any:
     torch.manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
+            torch.nn.init.normal_(parameter, std=0.2)
     save_adapter(model, folder, "SmolLM2-135M-Instruct")
     return model
 
@@ -176,7 +176,8 @@ def test_adapter_versions_come_and_go(
         ids, logprobs = greedy(model, prompts[0], codec.eot_id, GREEDY.max_tokens)
         assert generation.token_ids == ids
         assert generation.logprobs == pytest.approx(logprobs, abs=2e-3)
-    assert len({tuple(generation.token_ids) for generation in (before, first, second)}) == 3
+    sums = sorted(sum(generation.logprobs) for generation in (before, first, second))
+    assert min(sums[1] - sums[0], sums[2] - sums[1]) > 0.1  # the three differ by more than they may from PEFT's
 
 
 def test_an_adapter_that_the_server_refuses_leaves_the_old_one_in_use(
