@@ -78,7 +78,6 @@ async def play_episode(pool: EnvPool, player: Player, job: Job, max_steps: int) 
     session: Session | None = None
     try:
         session = await _timed(episode, pool.open(job.task, job.seed))
-        episode.expert_steps = session.expert_steps
         result = session.first
         episode.goal = result.goal
         # A memory will plan, retrieve and instantiate here: task and first observation are known, nothing is done yet.
@@ -94,6 +93,7 @@ async def play_episode(pool: EnvPool, player: Player, job: Job, max_steps: int) 
     finally:
         player.release()
         if session is not None:
+            episode.expert_steps = session.expert_steps  # some worlds know it only once their expert was asked
             await session.close()
     episode.contexts = player.contexts()
     episode.episode_return = sum(step.reward for step in episode.steps)

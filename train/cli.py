@@ -148,10 +148,12 @@ def data(
 
     if what != "alfworld":
         raise ConfigError(f"data: {what!r} is unknown; only alfworld needs a download")
-    from envs.alfworld_data import download
+    from envs.alfworld_data import fetch
 
-    for line in download(folder):
-        typer.echo(line)
+    where, counts = fetch(folder)
+    for split, count in counts.items():
+        typer.echo(f"{split}: {count} games")
+    typer.echo(f"complete; export ALFWORLD_DATA={where}")
 
 
 @app.command()
@@ -177,7 +179,7 @@ def export(
     for line in write(run, out):
         typer.echo(line)
     if push:
-        push_folder(out, push, is_dataset=dataset is not None)
+        typer.echo(f"pushed to {push_folder(out, push, is_dataset=dataset is not None)}")
 
 
 def main() -> None:

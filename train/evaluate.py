@@ -36,6 +36,7 @@ async def evaluate(
     agent: str,
     adapter: str = "",
     adapter_hash: str = "",
+    dtype: str = "",
 ) -> dict[str, Any]:
     """Play every task of ``tasks`` once for each of ``config.eval.seeds`` seeds and write ``evals/<phase>.json``.
 
@@ -63,6 +64,7 @@ async def evaluate(
         "phase": phase,
         "agent": agent,
         "model": config.model.name if agent == "policy" else "",
+        "dtype": dtype,
         "adapter": adapter,
         "adapter_hash": adapter_hash,
         "task_set": config.eval.tasks,

@@ -130,6 +130,7 @@ async def _evaluate(
                 folder=folder,
                 agent="policy" if policy is not None else target,
                 adapter=policy.adapter if policy is not None else "",
+                dtype=policy.dtype if policy is not None else "",
                 adapter_hash=digest,
             )
     finally:

@@ -26,9 +26,10 @@ from train.grpo import EpisodeGRPOTrainer
 from train.metrics import summarise
 from train.policy import Policy
 from train.preflight import Journal
+from train.progress import progress
 from train.rollouts import collect
 from train.rows import rows_of
-from train.sft import train_sft
+from train.sft import optimiser_batches, train_sft
 from train.tables import compact_table, percent, success_text
 from train.tracking import Tracker
 from train.trajectory import Episode
@@ -58,13 +59,7 @@ class _Run:
         adapter = self.folder / saved if saved else None
         self.policy = Policy(config, adapter=adapter, trainable=bool(config.warm_start or config.grpo))
         try:
-            async with EnvPool(
-                config.env.model_dump(mode="json"),
-                workers=config.pool.workers,
-                envs_per_worker=config.pool.envs_per_worker,
-                recycle_after=config.pool.recycle_after,
-                timeout_s=config.pool.timeout_s,
-            ) as pool:
+            async with self._env_pool(config.env.max_steps) as pool:
                 self.pool = pool
                 await self.policy.ready()
                 await self._evaluate("eval-start")
@@ -80,6 +75,16 @@ class _Run:
             await self.policy.close()
             self.tracker.close()
         self._finish()
+
+    def _env_pool(self, max_steps: int) -> EnvPool:
+        pool = self.config.pool
+        return EnvPool(
+            self.config.env.model_dump(mode="json") | {"max_steps": max_steps},
+            workers=pool.workers,
+            envs_per_worker=pool.envs_per_worker,
+            recycle_after=pool.recycle_after,
+            timeout_s=pool.timeout_s,
+        )
 
     async def _evaluate(self, phase: str) -> None:
         file = self.folder / "evals" / f"{phase}.json"
@@ -97,6 +102,7 @@ class _Run:
             folder=self.folder,
             agent="policy",
             adapter=policy.adapter,
+            dtype=policy.dtype,
             adapter_hash=adapter_hash(self.folder / "adapters" / policy.adapter) if trained else "",
         )
         self.evals[phase] = result
@@ -117,32 +123,41 @@ class _Run:
         jobs = [Job(f"demos/{number:04d}", "demos", task, 0) for number, task in enumerate(chosen)]
         with_mistakes = round(warm.recovery_share * count)
         recovery = {job.id for job in jobs[:with_mistakes]}
-        episodes = await collect(
-            self.pool,
-            lambda job: DemonstrationPlayer(
-                policy.codec, job, config.agent, recovery=job.id in recovery, run_seed=config.run.seed
-            ),
-            jobs,
-            max_steps=config.env.max_steps + 4,
-            concurrency=config.agent.concurrency,
-            file=self.folder / "episodes" / "demos.jsonl.gz",
-            description="demonstrations",
-        )
+        max_steps = 2 * config.env.max_steps  # inserted mistakes cost steps too
+        async with self._env_pool(max_steps) as pool:
+            episodes = await collect(
+                pool,
+                lambda job: DemonstrationPlayer(
+                    policy.codec, job, config.agent, recovery=job.id in recovery, run_seed=config.run.seed
+                ),
+                jobs,
+                max_steps=max_steps,
+                concurrency=config.agent.concurrency,
+                file=self.folder / "episodes" / "demos.jsonl.gz",
+                description="demonstrations",
+            )
         won = [episode for episode in episodes if episode.won]
         if not won:
             raise ConfigError(f"warm_start.tasks {warm.tasks!r}: the expert won none of {count} episodes; check env")
         rows = [row for episode in won for row in rows_of(episode)]
         self.tracker.log(0, "demos", episodes=count, won=len(won), rows=len(rows))
-        figures = await asyncio.to_thread(
-            train_sft,
-            policy.model,
-            policy.tokenizer,
-            rows,
-            warm,
-            seed=config.run.seed,
-            out_dir=self.folder / "sft",
-            log=lambda step, metrics: self.tracker.log(step, "warm-start", **metrics),
-        )
+        steps = len(optimiser_batches([len(row) for row in rows], warm.epochs, warm.tokens_per_batch, config.run.seed))
+        with progress(steps, "warm start") as bar:
+
+            def log(step: int, metrics: dict[str, float]) -> None:
+                self.tracker.log(step, "warm-start", **metrics)
+                bar.advance(loss=metrics["loss"], tokens_per_second=metrics["tokens_per_second"])
+
+            figures = await asyncio.to_thread(
+                train_sft,
+                policy.model,
+                policy.tokenizer,
+                rows,
+                warm,
+                seed=config.run.seed,
+                out_dir=self.folder / "sft",
+                log=log,
+            )
         self.console.print(f"warm start: {len(won)} demonstrations, {_figures(figures)}", highlight=False)
         await self._new_version(0)
         self.journal.finish("warm-start", adapter=f"adapters/{policy.adapter}")

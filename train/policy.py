@@ -93,5 +93,10 @@ class Policy:
         agent: AgentConfig = self.config.agent
         return PolicyPlayer(self.chat, self.codec, job, agent, temperature, self.config.run.seed)
 
+    @property
+    def dtype(self) -> str:
+        """Of the weights that generate; empty where a server holds them."""
+        return "" if self.config.model.engine == "server" else str(self.model.dtype).removeprefix("torch.")
+
     async def close(self) -> None:
         await self.chat.close()
