@@ -110,7 +110,7 @@ class _Run:
         flat = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
         self.tracker.log(len(self.evals), phase, **flat)
         low, high = metrics["success_interval"]
-        self.console.print(f"{phase}: success {metrics['success']:.1%} ({low:.1%} – {high:.1%})", highlight=False)
+        self._say(f"{phase}: success {metrics['success']:.1%} ({low:.1%} – {high:.1%})")
         self.journal.finish(phase)
 
     async def _warm_start(self, warm: WarmStartConfig) -> None:
@@ -158,7 +158,10 @@ class _Run:
                 out_dir=self.folder / "sft",
                 log=log,
             )
-        self.console.print(f"warm start: {len(won)} demonstrations, {_figures(figures)}", highlight=False)
+        self._say(
+            f"warm start: {len(won)} demonstrations, {figures['steps']} steps, {figures['tokens']} tokens, "
+            f"loss {figures['first_loss']:.2f} -> {figures['loss']:.2f}, {figures['seconds']:.0f} s"
+        )
         await self._new_version(0)
         self.journal.finish("warm-start", adapter=f"adapters/{policy.adapter}")
 
@@ -217,10 +220,14 @@ class _Run:
         }
         self.tracker.log(iteration, phase, **metrics)
         self.tracker.table("rollouts", [_sampled(episode) for episode in episodes[:: max(1, len(episodes) // 8)]])
-        self.console.print(
-            f"{phase}: success {metrics['success']:.1%}, invalid {metrics['invalid_rate']:.1%}, {_figures(metrics)}",
-            highlight=False,
+        self._say(
+            f"{phase}: success {metrics['success']:.1%}, invalid actions {metrics['invalid_rate']:.1%}, "
+            f"{metrics['zero_signal_groups']:.0f} of {metrics['groups']:.0f} groups without signal, "
+            f"rollout {metrics['rollout_seconds']:.0f} s, update {metrics.get('update_seconds', 0):.0f} s"
         )
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
 
     def _finish(self) -> None:
         final = self.policy.adapter
@@ -239,13 +246,7 @@ class _Run:
             ("evaluations", "evals/"),
         ):
             if path:
-                self.console.print(f"{label:12} {self.folder / path}", highlight=False, soft_wrap=True)
-
-
-def _figures(metrics: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in metrics.items()
-    )
+                self._say(f"{label:12} {self.folder / path}")
 
 
 def _sampled(episode: Episode) -> dict[str, Any]:
