@@ -171,7 +171,8 @@ def test_adapter_versions_come_and_go(
         "policy-v0002",
         "policy-v0001",
     ]
-    assert listed == [["policy-v0001", "policy-v0002"], ["policy-v0002"]]
+    assert "policy-v0002" in listed[0]  # policy-v0001 too, unless its last call was quicker
+    assert listed[1] == ["policy-v0002"]
     for model, generation in zip(adapted, (first, second), strict=True):
         ids, logprobs = greedy(model, prompts[0], codec.eot_id, GREEDY.max_tokens)
         assert generation.token_ids == ids
