@@ -8,13 +8,14 @@ refused, because Jericho would report score 0 for ever.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
-import warnings
 from importlib import util
 from pathlib import Path
 from typing import Any, Protocol
 
 import jericho
+from jericho.defines import BINDINGS_DICT
 from jericho.jericho import INPUT_BUFFER_SIZE
 from jericho.util import clean, recognized
 
@@ -56,7 +57,8 @@ class JerichoEnv(TextEnv):
     def _reset(self, task: Task, seed: int) -> StepResult:
         self.close()
         file = self._file(task.id)
-        self._game = _TextWorldGame(file) if file.with_suffix(".json").is_file() else _KnownGame(file)
+        from_textworld = file.suffix == ".z8" and file.with_suffix(".json").is_file()
+        self._game = _TextWorldGame(file) if from_textworld else _KnownGame(file)
         return self._game.reset(seed)
 
     def _step(self, action: str) -> StepResult:
@@ -121,17 +123,14 @@ class _KnownGame:
     """A game whose score, end and (often) walkthrough Jericho knows."""
 
     def __init__(self, file: Path) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", jericho.UnsupportedGameWarning)
-            self._frotz = jericho.FrotzEnv(str(file))
-        if not self._frotz.is_fully_supported:
+        if hashlib.md5(file.read_bytes()).hexdigest() not in BINDINGS_DICT:
             raise TaskError(
                 f"jericho task {file.name!r}: Jericho does not know this game's score, and there is no "
                 f"{file.with_suffix('.json').name} of tw-make beside it; take a game from Jericho's list"
             )
+        self._frotz = jericho.FrotzEnv(str(file))
         self._name = file.name
-        walkthrough = self._frotz.get_walkthrough() if self._frotz.bindings else []
-        self._walkthrough = [_one_line(command) for command in walkthrough]
+        self._walkthrough = [_one_line(command) for command in self._frotz.get_walkthrough()]
         self._done = 0
 
     def reset(self, seed: int) -> StepResult:
@@ -175,7 +174,13 @@ class _TextWorldGame:
 
         infos = textworld.EnvInfos(score=True, max_score=True, admissible_commands=True, policy_commands=True)
         self._name = file.name
-        self._env = textworld.start(str(file), infos)
+        try:
+            self._env = textworld.start(str(file), infos)
+        except (ValueError, KeyError, TypeError) as error:
+            raise TaskError(
+                f"jericho task {file.name!r}: {file.with_suffix('.json').name} beside it is not of tw-make "
+                f"({type(error).__name__}: {error}); write the game again or move that file away"
+            ) from None
         self._state: Any = None
 
     def reset(self, seed: int) -> StepResult:

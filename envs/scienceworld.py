@@ -2,10 +2,14 @@
 
 The stock ``ScienceWorldEnv.step`` builds the list of all valid actions (700 to 9,000 entries) at every step. Here a
 step is the simulator's ``step`` with ``getScore`` and ``getCompleted``; the list is made only when ``admissible`` is
-called. Scores, ends and texts are the simulator's. Two rules are ours, because the simulator would make episodes depend
-on the iteration order of Java sets and would swallow actions:
+called. Scores, ends and texts are the simulator's. It seeds its random numbers by the variation, but walks through Java
+sets, whose order varies from load to load; and it swallows actions. So three rules are ours:
 
-- **Order.** Lines that list things (they start with a tab) are sorted: their order differs from load to load.
+- **Order.** Lines that list things (they start with a tab) are sorted. What else depends on the order of sets, such as
+  a temperature a degree higher, still varies; JAVA_TOOL_OPTIONS="-XX:+UnlockExperimentalVMOptions -XX:hashCode=2" makes
+  replays exact, for two to three milliseconds a step.
+- **Asking changes nothing.** To name things for the list of valid actions the simulator draws random numbers; they are
+  put back.
 - **Ambiguous requests.** "open door" in a room with three doors is answered by a numbered question. When all readings
   have the same words (three equal seeds in a jar) there is nothing to ask, and the reading with the lowest object ids
   is played at once. Otherwise the question is the observation, its options in a fixed order, and ``valid`` is False;
@@ -271,21 +275,21 @@ class _Simulator:
         return numbers
 
     def valid_actions(self) -> list[str]:
-        """The valid actions, sorted, each once.
+        """The valid actions, sorted, each once. The random numbers are left as they were."""
+        state = self.random_state()
+        actions = self.strings(self.server.getValidActionObjectCombinations())
+        self._random.setSeed(state ^ 0x5DEECE66D)  # setSeed scrambles what it gets with this
+        return sorted(set(actions))
 
-        To name things, the simulator draws from the random numbers that drive its world. They are put back, so that
-        an episode goes the same way whether or not somebody asks.
-        """
+    def random_state(self) -> int:
+        """The state of the random numbers that drive the simulator's world (48 bits)."""
         jvm = self._gateway.jvm
         data = jvm.java.io.ByteArrayOutputStream()
         stream = jvm.java.io.ObjectOutputStream(data)
         stream.writeObject(self._random.self())
         stream.close()
-        # A serialised java.util.Random ends with its state (8 bytes) and an end mark; setSeed scrambles what it gets.
-        state = int.from_bytes(bytes(data.toByteArray())[-9:-1], "big")
-        actions = self.strings(self.server.getValidActionObjectCombinations())
-        self._random.setSeed(state ^ 0x5DEECE66D)
-        return sorted(set(actions))
+        # A serialised java.util.Random ends with its state (8 bytes) and an end mark.
+        return int.from_bytes(bytes(data.toByteArray())[-9:-1], "big")
 
     def strings(self, items: Any) -> list[str]:
         """A Java list as Python strings in one call instead of one for each item."""
