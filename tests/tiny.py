@@ -10,7 +10,7 @@ CHATML = (
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes 0 to 255 in the byte-level alphabet's order, then <|im_start|> 256, <|im_end|> 257, <|unk|> 258."""
+    """Bytes 0 to 255 in the byte-level alphabet's order, then <|im_end|> 256, <|unk|> 257, <|im_start|> 258."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

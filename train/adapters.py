@@ -17,6 +17,7 @@ import torch
 from peft import PeftModel, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import PreTrainedModel
 
 from train.config import ConfigError, LoraConfig
@@ -39,7 +40,8 @@ def new_adapter(model: PreTrainedModel, config: LoraConfig, seed: int) -> PeftMo
         r=config.rank,
         lora_alpha=config.alpha,  # type: ignore[arg-type]  # a float works; PEFT's annotation says int
         lora_dropout=config.dropout,
-        target_modules=config.target_modules,
+        target_modules=_linear_modules(model) if config.target_modules == "all-linear" else config.target_modules,
+        layers_to_transform=_last_layers(model, config.last_layers) if config.last_layers else None,
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng():
@@ -120,6 +122,20 @@ def adapter_hash(folder: Path) -> str:
 
 
 _REMEDY = "give a folder written by `saga train` or by PEFT's save_pretrained"
+
+
+def _linear_modules(model: PreTrainedModel) -> list[str]:
+    """Names of all linear modules but the head, as PEFT's "all-linear", which does not go with chosen layers."""
+    head = model.get_output_embeddings()
+    linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head)
+    return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def _last_layers(model: PreTrainedModel, count: int) -> list[int]:
+    layers = model.config.num_hidden_layers
+    if count > layers:
+        raise ConfigError(f"lora.last_layers: {count}, but the model has {layers} layers; give at most {layers}")
+    return list(range(layers - count, layers))
 
 
 def _refuse_second_adapter(model: Any) -> None:

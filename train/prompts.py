@@ -6,11 +6,10 @@ import re
 from collections.abc import Sequence
 
 _HOUSEHOLD = """\
-You act in a household, one action a turn. Actions:
-go to R; open R; close R; take O from R; move O to R; clean O with R; heat O with R; cool O with R; use O; examine X; \
+You act in a household, one action a turn. Actions (R: receptacle, O: object, each with its number, as mug 1):
+go to R; open R; close R; take O from R; move O to R; clean O with R; heat O with R; cool O with R; use O; examine O; \
 look; inventory
-R is a receptacle and O an object, named with their number, as in: take mug 1 from desk 2
-"Nothing happens." means that the action was not possible."""
+"Nothing happens." means not possible."""
 
 _WORLDS = {
     "household": _HOUSEHOLD,
@@ -26,7 +25,7 @@ You play a text adventure, one command a turn, in short imperative English: go n
 unlock door with key; put coin in box; look; inventory""",
 }
 
-_FORMAT = "Reply with one line:\nAction: <action>"
+_FORMAT = "Reply: Action: <action>"
 _FORMAT_THOUGHTS = "Reply with two lines:\nThought: <one short sentence>\nAction: <action>"
 
 MALFORMED = 'Your reply held no action. Write a line "Action: <action>".'

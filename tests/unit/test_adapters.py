@@ -52,6 +52,15 @@ def test_a_fresh_adapter_acts_as_the_base_in_fp32_and_leaves_the_random_state() 
     assert not adapted.training
 
 
+def test_only_the_last_layers_are_adapted_on_request() -> None:
+    model = new_adapter(tiny(layers=3), LoraConfig(rank=8, last_layers=2), seed=0)
+    adapted = {name.split(".layers.")[1][0] for name, p in model.named_parameters() if p.requires_grad}
+    assert adapted == {"1", "2"}
+    assert sum(p.requires_grad for p in model.parameters()) == 2 * 2 * 7
+    with pytest.raises(ConfigError, match=r"lora\.last_layers: 4, but the model has 3 layers"):
+        new_adapter(tiny(layers=3), LoraConfig(rank=8, last_layers=4), seed=0)
+
+
 def test_the_seed_decides_the_weights() -> None:
     def weights(seed: int) -> torch.Tensor:
         model = new_adapter(tiny(), LoraConfig(rank=8), seed)
