@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from train.chat import Generation, ModelFault, Sampling
 from train.config import ConfigError
+from train.merged import MergedLora
 from train.packed import PackedCache, Segment, make_segment, packed_mode
 from train.sampling import draw, sampling_logprobs
 from train.tokens import TokenCodec
@@ -92,6 +93,7 @@ class HFChatModel:
         self._max_context = max_context
         self._slots = [_Slot(number * max_context) for number in range(max_batch)]
         self._cache = PackedCache(max_batch * max_context)
+        self._merged: MergedLora
         self._active: dict[_Request, _Slot] = {}
         self._clock = 0
         # Shared with callers' threads, guarded by _wake:
@@ -99,7 +101,7 @@ class HFChatModel:
         self._waiting: list[_Request] = []
         self._released: list[str] = []
         self._in_flight: set[_Request] = set()
-        self._stale = False
+        self._stale = True
         self._closed = False
         self._thread = threading.Thread(target=self._run, args=(torch.get_num_threads(),), name="hf-model", daemon=True)
         self._thread.start()
@@ -177,7 +179,12 @@ class HFChatModel:
         """Run steps until nothing is active. The last answers go out when the model is back in its own mode."""
         answers: list[tuple[_Request, Generation]] = []
         try:
-            with packed_mode(self._model):
+            if self._stale:
+                for slot in self._slots:
+                    slot.held = []
+                self._merged = MergedLora(self._model)
+                self._stale = False
+            with packed_mode(self._model), self._merged.in_place():
                 self._admit()
                 while self._active and not self._closed:
                     answers = self._step()
@@ -195,13 +202,11 @@ class HFChatModel:
         """Give slots to waiting requests, first come first served, and drop those that nobody awaits any more."""
         with self._wake:
             released, self._released = set(self._released), []
-            stale, self._stale = self._stale, False
             waiting, self._waiting = self._waiting, []
+            stale = self._stale  # since the last step: only requests that nobody awaits are active
         for slot in self._slots:
             if slot.conversation in released:
                 slot.conversation = None
-            if stale:
-                slot.held = []
         for request in [request for request in self._active if request.answer.cancelled()]:
             self._active.pop(request).busy = False
             self._forget(request)
@@ -209,7 +214,7 @@ class HFChatModel:
         for request in waiting:
             if request.answer.cancelled():
                 self._forget(request)
-            elif not self._start(request):
+            elif stale or not self._start(request):
                 kept.append(request)
         with self._wake:
             self._waiting = kept + self._waiting
@@ -281,6 +286,8 @@ class HFChatModel:
     def _sample(self, requests: Sequence[_Request], logits: torch.Tensor) -> list[tuple[_Request, Generation]]:
         if not requests:
             return []
+        if not logits.isfinite().all():
+            raise FloatingPointError("the logits are not finite; the weights have diverged")
         sampling = [request.sampling for request in requests]
         logprobs = sampling_logprobs(logits, sampling)
         tokens = draw(logprobs, sampling, [request.uniform.random() for request in requests])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -28,6 +29,7 @@ from train import hf_model
 from train.chat import Generation, ModelFault, Sampling
 from train.config import ConfigError
 from train.hf_model import HFChatModel
+from train.merged import MergedLora
 from train.tokens import TokenCodec
 
 pytestmark = pytest.mark.integration
@@ -37,7 +39,7 @@ Turns = list[tuple[list[int], Generation]]
 GREEDY = Sampling(max_tokens=8, temperature=0.0)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def tiny(codec: TokenCodec) -> PreTrainedModel:
     """Three layers, four query heads on two key-value heads, weights so wide that the context decides what follows."""
     torch.manual_seed(0)
@@ -236,9 +238,13 @@ def test_training_between_rollouts_works_and_finds_the_model_as_it_was(adapted: 
         async with serving(adapted, codec) as chat:
             prompt = codec.start(None, "You see a mug 1.")
             adapted.train()
+            weights = {name: weight.clone() for name, weight in adapted.named_parameters()}
             answer = await chat.complete(prompt, GREEDY, "game")
             assert adapted.training
             assert adapted.config._attn_implementation == "sdpa"
+            assert not any(module.merged for module in adapted.modules() if isinstance(module, LoraLayer))
+            for name, weight in adapted.named_parameters():
+                assert torch.equal(weight, weights[name])
             ids = torch.tensor([prompt + answer.token_ids])
             loss = adapted(input_ids=ids, labels=ids).loss
             loss.backward()
@@ -249,6 +255,28 @@ def test_training_between_rollouts_works_and_finds_the_model_as_it_was(adapted: 
             check_greedy(adapted, prompt, answer, codec.eot_id)
 
     asyncio.run(run())
+
+
+def test_adapters_are_merged_in_float32_only(adapted: PeftModel) -> None:
+    ids = torch.tensor([[256, 65, 66, 67]])
+    layers = [module for module in adapted.modules() if isinstance(module, LoraLayer)]
+    with torch.no_grad():
+        unmerged = adapted(ids).logits
+        merged = MergedLora(adapted)
+        assert not any(layer.merged for layer in layers)
+        with merged.in_place():
+            assert all(layer.merged for layer in layers)
+            assert torch.allclose(adapted(ids).logits, unmerged, atol=1e-4)
+        assert torch.equal(adapted(ids).logits, unmerged)
+        with adapted.disable_adapter():
+            base = adapted(ids).logits
+            with MergedLora(adapted).in_place():
+                assert torch.equal(adapted(ids).logits, base)
+        assert not torch.allclose(base, unmerged, atol=1e-2)
+        for parameter in adapted.parameters():
+            parameter.data = parameter.data.bfloat16()
+        with MergedLora(adapted).in_place():
+            assert not any(layer.merged for layer in layers)
 
 
 def test_weights_may_not_change_under_a_running_completion(tiny: PreTrainedModel, codec: TokenCodec) -> None:
@@ -335,6 +363,30 @@ def test_a_failing_model_fails_its_callers_and_recovers(
             return await chat.complete(prompt, GREEDY, "game0")
 
     check_greedy(tiny, prompt, asyncio.run(run()), codec.eot_id)
+
+
+def test_diverged_weights_are_a_fault(
+    tiny: PreTrainedModel, codec: TokenCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with serving(tiny, codec) as chat:
+            with torch.no_grad():
+                monkeypatch.setattr(tiny.model.norm, "weight", torch.nn.Parameter(torch.full((32,), torch.nan)))
+            with pytest.raises(ModelFault, match="not finite"):
+                await chat.complete([65], GREEDY, "game")
+
+    asyncio.run(run())
+
+
+def test_two_requests_of_one_conversation_take_turns(tiny: PreTrainedModel, codec: TokenCodec) -> None:
+    prompts = [codec.start(None, text) for text in ("You see a mug 1.", "You see a mug 2.", "A hall.")]
+
+    async def run() -> list[Generation]:
+        async with serving(tiny, codec) as chat:
+            return await asyncio.gather(*(chat.complete(prompt, GREEDY, "game") for prompt in prompts))
+
+    for prompt, answer in zip(prompts, asyncio.run(run()), strict=True):
+        check_greedy(tiny, prompt, answer, codec.eot_id)
 
 
 def test_cancelled_callers_free_their_place_and_close_ends_the_rest(tiny: PreTrainedModel, codec: TokenCodec) -> None:
