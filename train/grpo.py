@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from train.advantages import group_advantages, has_signal, penalised_return
 from train.config import ConfigError, GrpoConfig
@@ -71,6 +73,9 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         out_dir: TRL's output folder; nothing is written to it unless asked.
         seed: seeds the global random state (TRL does).
     """
+
+    model: PeftModel
+    optimizer: AcceleratedOptimizer
 
     def __init__(
         self, model: PeftModel, tokenizer: PreTrainedTokenizerBase, config: GrpoConfig, out_dir: Path, seed: int
@@ -143,14 +148,15 @@ class EpisodeGRPOTrainer(GRPOTrainer):
     def save(self, folder: Path) -> None:
         """Write optimiser, random state and counters (not the adapter) so that the next update is bit-equal."""
         folder.mkdir(parents=True, exist_ok=True)
-        generator = np.random.get_state(legacy=True)
+        numpy = np.random.get_state(legacy=False)
+        numpy["state"]["key"] = torch.from_numpy(numpy["state"]["key"].astype(np.int64))  # an array would be a pickle
         state = {
             "updates": self.updates,
             "optimizer": self.optimizer.state_dict(),
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all(),
             "python": random.getstate(),
-            "numpy": [generator[0], torch.from_numpy(generator[1].astype(np.int64)), *generator[2:]],
+            "numpy": numpy,
         }
         partial = folder / f"{STATE_FILE}.partial"
         torch.save(state, partial)
@@ -180,8 +186,8 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         torch.set_rng_state(state["torch"].cpu())
         torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
         random.setstate(state["python"])
-        kind, keys, *rest = state["numpy"]
-        np.random.set_state((kind, keys.cpu().numpy().astype(np.uint32), *rest))
+        state["numpy"]["state"]["key"] = state["numpy"]["state"]["key"].cpu().numpy().astype(np.uint32)
+        np.random.set_state(state["numpy"])
 
     def _rows(self, groups: Sequence[Sequence[Episode]]) -> tuple[list[Row], list[float], dict[str, float]]:
         """Rows of all groups with signal, the advantage of each, and the counts."""
@@ -248,8 +254,8 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         loss = 0.0
         for number, part in enumerate(parts, start=1):
             with nullcontext() if number == len(parts) else self.accelerator.no_sync(self.model_wrapped):
-                loss += float(self.training_step(self.model_wrapped, part, None))
-        grad_norm = self._clip_grad_norm(self.model_wrapped)
+                loss += float(self.training_step(self.model_wrapped, part, None))  # type: ignore[no-untyped-call]
+        grad_norm = self._clip_grad_norm(self.model_wrapped)  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.updates += 1
@@ -289,7 +295,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         return losses.sum() / inputs["trained_tokens"]
 
 
-def _returns_come_with_episodes(**_: Any) -> list[float]:
+def _returns_come_with_episodes(**_: Any) -> list[float | None]:
     raise RuntimeError("EpisodeGRPOTrainer generates nothing: call update with finished episodes")
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback
-from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from train.config import ConfigError, WarmStartConfig
 from train.logprobs import trained_logprobs
@@ -72,7 +73,7 @@ def train_sft(
     start = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - start
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     lengths = [len(row) for row in rows]
     tokens = sum(lengths[i] for batch in batches for i in batch)
     padded = sum(
@@ -174,7 +175,7 @@ class _RowTrainer(SFTTrainer):
             width = padded_length(max(lengths[i] for i in members))
             part = {name: tensor[members, :width] for name, tensor in inputs.items()}
             with nullcontext() if number == len(micro_batches) else self.accelerator.no_sync(model):
-                loss += super().training_step(model, part, num_items_in_batch)
+                loss += super().training_step(model, part, num_items_in_batch)  # type: ignore[no-untyped-call]
         self._entropy /= float(num_items_in_batch)
         return loss
 
