@@ -42,7 +42,7 @@ class Difficulty:
 
 
 DIFFICULTIES = {
-    "easy": Difficulty(receptacles=(5, 8), distractors=(3, 5), copies=(0, 0), searched=(1, 3), expert_steps=10),
+    "easy": Difficulty(receptacles=(4, 6), distractors=(1, 3), copies=(0, 0), searched=(1, 2), expert_steps=8),
     "medium": Difficulty(receptacles=(12, 16), distractors=(10, 16), copies=(0, 1), searched=(1, 6), expert_steps=20),
     "hard": Difficulty(receptacles=(18, 30), distractors=(20, 40), copies=(0, 2), searched=(2, 15), expert_steps=50),
 }

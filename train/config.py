@@ -32,7 +32,9 @@ class RunConfig(Section):
     dir: Path = Path("runs")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     threads: Annotated[int, Field(ge=0)] = 0
-    """Torch CPU threads; 0: one per core."""
+    """Torch CPU threads; 0: OMP_NUM_THREADS, or one per core."""
+    keep_adapters: Annotated[int, Field(ge=1)] = 5
+    """Newest adapter versions that stay on disk; the warm start's stays too."""
 
 
 class ModelConfig(Section):

@@ -211,6 +211,9 @@ class _Run:
         shutil.rmtree(folder, ignore_errors=True)  # left by a kill between saving and journalling
         self.policy.save(folder)
         await self.policy.activate(folder)
+        outdated = number - self.config.run.keep_adapters
+        if outdated > 0:
+            shutil.rmtree(folder.with_name(f"policy-v{outdated:04d}"), ignore_errors=True)
 
     def _log_iteration(self, iteration: int, phase: str, episodes: list[Episode], metrics: dict[str, float]) -> None:
         summary = summarise(episodes)

@@ -25,7 +25,7 @@ You play a text adventure, one command a turn, in short imperative English: go n
 unlock door with key; put coin in box; look; inventory""",
 }
 
-_FORMAT = "Reply: Action: <action>"
+_FORMAT = "Reply with one line: Action: <action>"
 _FORMAT_THOUGHTS = "Reply with two lines:\nThought: <one short sentence>\nAction: <action>"
 
 MALFORMED = 'Your reply held no action. Write a line "Action: <action>".'
