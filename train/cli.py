@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -184,6 +185,7 @@ def export(
 
 def main() -> None:
     """Entry point: a user's error becomes one clear message and exit code 2, a fault exit code 1."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports the use of its trainers otherwise
     try:
         app()
     except KeyboardInterrupt:
