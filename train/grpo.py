@@ -28,6 +28,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from train.advantages import group_advantages, has_signal, penalised_return
 from train.config import ConfigError, GrpoConfig
 from train.logprobs import batch_tensors, trained_logprobs
+from train.progress import Bar, progress
 from train.rows import LENGTH_MULTIPLE, Row, pack, padding_share, rows_of
 from train.trajectory import Episode
 
@@ -130,8 +131,9 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         self._reference_passes(parts)
         metrics["old_logprob_seconds"] = time.perf_counter() - start
         start = time.perf_counter()
-        for _ in range(self.settings.updates_per_iteration):
-            step_metrics = self._optimiser_step(parts)
+        with progress(len(parts) * self.settings.updates_per_iteration, "update, micro-batches") as bar:
+            for _ in range(self.settings.updates_per_iteration):
+                step_metrics = self._optimiser_step(parts, bar)
         self.model.eval()
         metrics |= step_metrics | {
             "optimiser_steps": self.settings.updates_per_iteration,
@@ -249,12 +251,13 @@ class EpisodeGRPOTrainer(GRPOTrainer):
                 temperature=self.settings.temperature,
             )
 
-    def _optimiser_step(self, parts: list[dict[str, Any]]) -> dict[str, float]:
+    def _optimiser_step(self, parts: list[dict[str, Any]], bar: Bar) -> dict[str, float]:
         self._sums = dict.fromkeys(("clip_fraction", "entropy", "base_kl"), 0.0)
         loss = 0.0
         for number, part in enumerate(parts, start=1):
             with nullcontext() if number == len(parts) else self.accelerator.no_sync(self.model_wrapped):
                 loss += float(self.training_step(self.model_wrapped, part, None))  # type: ignore[no-untyped-call]
+            bar.advance()
         grad_norm = self._clip_grad_norm(self.model_wrapped)  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Literal
 
 import torch
+import transformers
 from filelock import FileLock
 from safetensors import SafetensorError
 from transformers import (
@@ -97,6 +99,8 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
         ConfigError: the model is absent, damaged, or has no chat template.
     """
     tokenizer = load_tokenizer(config)
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             model_folder(config.name), dtype=chosen_dtype(config.dtype), use_safetensors=True
