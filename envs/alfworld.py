@@ -10,10 +10,11 @@ import re
 import tempfile
 from pathlib import Path
 
-from envs.alfworld_data import alfworld_tasks, cache_folder, data_folder, game_file, read_footer
+from envs.alfworld_data import alfworld_tasks, data_folder, game_file, read_footer
 from envs.alfworld_engine import INVALID, AlfworldEngine
 from envs.alfworld_expert import Prior, SearchExpert, compatible_prior, count_prior
 from envs.base import EnvFault, ExpertMove, StepResult, Task, TaskError, TextEnv
+from envs.cache import cache_folder
 
 _GOAL = re.compile(r"Your task is to: (.*)")
 

@@ -146,10 +146,5 @@ def fetch(folder: Path | None = None) -> tuple[Path, dict[str, int]]:
         raise
 
 
-def cache_folder() -> Path:
-    """Where derived files are kept between runs: $SAGA_CACHE, else ``~/.cache/saga``."""
-    return Path(os.environ.get("SAGA_CACHE") or "~/.cache/saga").expanduser()
-
-
 def _default_folder() -> Path:
     return Path("~/.cache/alfworld").expanduser()

