@@ -6,10 +6,11 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from envs.base import Task
 from envs.pool import EnvPool
 from envs.tasksets import load_task_set
 from train.adapters import adapter_hash
@@ -17,6 +18,12 @@ from train.agent import ExpertPlayer, Job, Player, RandomPlayer, call_seed
 from train.config import Config, ConfigError, config_from, read_yaml
 from train.evaluate import evaluate, failure_line, metrics_table
 from train.files import write_json
+
+if TYPE_CHECKING:
+    from train.policy import Policy
+
+REQUEST = "request.json"
+"""What an evaluation folder was asked for: it may be resumed with the same request only."""
 
 MODELLESS: dict[str, Callable[[Job], Player]] = {
     "expert": lambda job: ExpertPlayer(),
@@ -54,8 +61,14 @@ def evaluate_target(
         "adapter_hash": adapter_hash(adapter) if adapter else "",
     }
     folder = out or Path("evals") / f"{Path(target).name}-{task_set}".replace("/", "-").replace(":", "-")
-    _claim(folder, identity, resume)
-    result = asyncio.run(_evaluate(config, tasks, target, adapter, folder, identity["adapter_hash"]))
+    _check_folder(folder, identity, resume)
+    policy = None
+    if target not in MODELLESS:
+        from train.policy import Policy
+
+        policy = Policy(config, adapter=adapter, trainable=False)
+    write_json(folder / REQUEST, identity)
+    result = asyncio.run(_evaluate(config, tasks, target, policy, folder, identity["adapter_hash"]))
     console.print(metrics_table(result))
     failures = failure_line(result["metrics"])
     if failures:
@@ -83,13 +96,12 @@ def _final_adapter(run: Path) -> Path | None:
     return run / adapter if adapter else None
 
 
-def _claim(folder: Path, identity: dict[str, Any], resume: bool) -> None:
-    """Make ``folder`` this evaluation's own, or check that it is one to resume."""
-    file = folder / "request.json"
+def _check_folder(folder: Path, identity: dict[str, Any], resume: bool) -> None:
+    """Raise ConfigError unless ``folder`` is free, or holds this very evaluation and may be resumed."""
+    file = folder / REQUEST
     if not file.exists():
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"--out {folder}: exists and holds no evaluation; choose another folder")
-        write_json(file, identity)
     elif not resume:
         raise ConfigError(f"--out {folder}: exists; go on with --resume or choose another folder with --out")
     elif json.loads(file.read_text()) != identity:
@@ -97,19 +109,10 @@ def _claim(folder: Path, identity: dict[str, Any], resume: bool) -> None:
 
 
 async def _evaluate(
-    config: Config, tasks: list[Any], target: str, adapter: Path | None, folder: Path, digest: str
+    config: Config, tasks: list[Task], target: str, policy: Policy | None, folder: Path, digest: str
 ) -> dict[str, Any]:
-    policy = None
-    if target in MODELLESS:
-        make_player = MODELLESS[target]
-    else:
-        from train.policy import Policy
-
-        policy = Policy(config, adapter=adapter, trainable=False)
-
-        def make_player(job: Job) -> Player:
-            assert policy is not None
-            return policy.player(job, config.eval.temperature)
+    def make_player(job: Job) -> Player:
+        return MODELLESS[target](job) if policy is None else policy.player(job, config.eval.temperature)
 
     try:
         if policy is not None:

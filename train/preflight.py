@@ -72,13 +72,15 @@ class Journal:
 def prepare_run(config: Config, *, resume: bool) -> Path:
     """Make the run folder, or check that an existing one may be resumed.
 
+    A folder in which no episode was played yet (the model could not be loaded, say) counts as new.
+
     Raises:
         ConfigError: the folder exists and ``resume`` is not set; it does not exist and ``resume`` is set; its
             configuration differs from ``config``.
     """
     folder = config.run.dir / config.run.name
     saved = folder / "config.yaml"
-    if saved.exists():
+    if saved.exists() and (folder / "episodes").exists():
         if not resume:
             raise ConfigError(f"run.name: {folder} exists; continue it with --resume or choose another run.name")
         before = load_config(saved)
@@ -89,7 +91,7 @@ def prepare_run(config: Config, *, resume: bool) -> Path:
                 f"resume with the old values or choose another run.name"
             )
         return folder
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(folder.iterdir()) and not saved.exists():
         raise ConfigError(f"run.name: {folder} exists and is no run (no config.yaml); choose another run.name")
     if resume and not folder.exists():
         raise ConfigError(f"--resume: {folder} does not exist; start it without --resume")

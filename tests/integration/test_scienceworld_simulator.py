@@ -92,13 +92,15 @@ def test_expert_walks_back_without_teleport(env: ScienceWorldEnv) -> None:
 
 
 def test_what_the_simulator_does_not_know_is_invalid_and_takes_no_effect(env: ScienceWorldEnv) -> None:
-    env.reset(task("boil/21"))
+    first = env.reset(task("boil/21"))
     for action in ("xyzzy", "", "teleport to", "caf\u00e9\nlook", "\ud800"):
         result = env.step(action)
         assert (result.valid, result.reward, result.done) == (False, 0.0, False)
         assert result.observation == "No known action matches that input."
     assert env.step("look around").valid
-    assert env.steps == 6
+    assert env.step("task").observation == f"Task description:\n{first.goal}"
+    assert env.step("help").observation.startswith("Possible actions:")
+    assert env.steps == 8
 
 
 def test_a_question_takes_a_number_and_swallows_nothing_else(env: ScienceWorldEnv) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from envs.base import Task
-from train.config import Config, ConfigError, config_from
+from train.config import Config, ConfigError, config_from, load_config
 from train.curriculum import iteration_tasks
 from train.preflight import Journal, prepare_run, task_sets
 
@@ -22,6 +22,7 @@ def config(tmp_path: Path, *overrides: str) -> Config:
 def test_an_existing_run_is_never_silently_reused(tmp_path: Path) -> None:
     folder = prepare_run(config(tmp_path), resume=False)
     assert folder == tmp_path / "demo"
+    (folder / "episodes").mkdir()
     before = (folder / "config.yaml").read_bytes()
     with pytest.raises(ConfigError, match=r"continue it with --resume or choose another run\.name"):
         prepare_run(config(tmp_path, "run.seed=1"), resume=False)
@@ -29,8 +30,14 @@ def test_an_existing_run_is_never_silently_reused(tmp_path: Path) -> None:
     assert prepare_run(config(tmp_path), resume=True) == folder
 
 
-def test_resume_wants_the_same_configuration(tmp_path: Path) -> None:
+def test_a_run_that_never_played_may_start_anew(tmp_path: Path) -> None:
     prepare_run(config(tmp_path), resume=False)
+    folder = prepare_run(config(tmp_path, "run.seed=1"), resume=False)
+    assert load_config(folder / "config.yaml").run.seed == 1
+
+
+def test_resume_wants_the_same_configuration(tmp_path: Path) -> None:
+    (prepare_run(config(tmp_path), resume=False) / "episodes").mkdir()
     with pytest.raises(ConfigError, match=r"\(changed: agent\.thoughts, run\.seed\)"):
         prepare_run(config(tmp_path, "run.seed=1", "agent.thoughts=true"), resume=True)
 
