@@ -1,9 +1,9 @@
 """ScienceWorld (Wang et al., EMNLP 2022): the package's own simulator, played through its light calls.
 
 The stock ``ScienceWorldEnv.step`` builds the list of all valid actions (700 to 9,000 entries) at every step. Here a
-step is the simulator's ``step`` with ``getScore`` and ``getCompleted``; the list is made only when ``admissible`` is
-called. Scores, ends and texts are the simulator's. It seeds its random numbers by the variation, but walks through Java
-sets, whose order varies from load to load; and it swallows actions. So three rules are ours:
+step is one call of the simulator's ``AgentInterface.step``, and the list is made only when ``admissible`` is called.
+Scores, ends and texts are the simulator's. It seeds its random numbers by the variation, but walks through Java sets,
+whose order varies from load to load; and it swallows actions. So three rules are ours:
 
 - **Order.** Lines that list things (they start with a tab) are sorted. What else depends on the order of sets, such as
   a temperature a degree higher, still varies; JAVA_TOOL_OPTIONS="-XX:+UnlockExperimentalVMOptions -XX:hashCode=2" makes
@@ -42,6 +42,11 @@ T = TypeVar("T")
 NOT_UNDERSTOOD = ("No known action matches that input.", "Unknown action.")
 AMBIGUOUS = "Ambiguous request:"
 WAIT = "wait1"
+
+_HELP = ("help", "objects", "task")  # answered without a step
+_NO_ANSWER = (
+    "Unknown action.  Type 'help' for a list of actions, and 'objects' for a list of possible object referents. "
+)
 
 # Py4J logs, with a traceback, each failure that it raises as well.
 logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -99,8 +104,8 @@ class ScienceWorldEnv(TextEnv):
         self._played = []
         simulator.load(*self._task, self.simplification, gold=False)
         goal = simulator.server.getTaskDescription()
-        look = _canonical(simulator.server.step("look around"))
-        return StepResult(observation=f"{goal}\n\n{look}", score=_points(simulator) / 100, goal=goal)
+        look, points, _ = simulator.step("look around")
+        return StepResult(observation=f"{goal}\n\n{_canonical(look)}", score=points / 100, goal=goal)
 
     def _step(self, action: str) -> StepResult:
         return self._ask(lambda simulator: self._play(simulator, action))
@@ -108,32 +113,32 @@ class ScienceWorldEnv(TextEnv):
     def _play(self, simulator: _Simulator, action: str) -> StepResult:
         asked = bool(self._options)
         self._played.append(action)
-        observation, valid = self._send(simulator, action)
-        points = _points(simulator)
-        if points < 0 and simulator.interface().isInErrorState():
-            raise EnvFault(f"scienceworld: {self._task_id()}: simulator error: {observation}")
-        if self._plan is not None:
-            self._plan.observe(action, simulator.room(), asked=asked)
-        over = points < 0 or bool(simulator.server.getCompleted())
-        return StepResult(observation, score=points / 100, done=over, won=points >= 100, valid=valid)
-
-    def _send(self, simulator: _Simulator, action: str) -> tuple[str, bool]:
-        """The observation after ``action`` and whether the simulator understood it."""
         if self._options:
-            number = action.strip()
-            options, self._options = self._options, []
-            if number.isascii() and number.isdigit() and int(number) < len(options):
-                action = str(options[int(number)])
-            else:
-                simulator.interface().inputParser().clearAmbiguousState()
-        observation = simulator.server.step(action.encode("utf-8", "replace").decode())
+            action = self._answer(simulator, action)
+        observation, points, over = simulator.step(action)
+        valid = not observation.startswith(NOT_UNDERSTOOD)
         if observation.startswith(AMBIGUOUS):
             question, readings, order = _sort_options(observation, simulator.ambiguous_objects())
             if len(set(readings)) > 1:
                 self._options = order
-                return question, False
-            observation = simulator.server.step(str(order[0]))
-        return _canonical(observation), not observation.startswith(NOT_UNDERSTOOD)
+                observation, valid = question, False
+            else:
+                observation, points, over = simulator.step(str(order[0]))
+        if points < 0 and simulator.agent.isInErrorState():
+            raise EnvFault(f"scienceworld: {self._task_id()}: simulator error: {observation}")
+        if self._plan is not None:
+            self._plan.observe(self._played[-1], simulator.room(), asked=asked)
+        done = over or points < 0
+        return StepResult(_canonical(observation), score=points / 100, done=done, won=points >= 100, valid=valid)
+
+    def _answer(self, simulator: _Simulator, action: str) -> str:
+        """Close the open question: the simulator's number for ours, or ``action`` itself when it is no answer."""
+        options, self._options = self._options, []
+        number = action.strip()
+        if number.isascii() and number.isdigit() and int(number) < len(options):
+            return str(options[int(number)])
+        simulator.agent.inputParser().clearAmbiguousState()
+        return action
 
     def admissible(self) -> list[str]:
         """The simulator's valid actions, sorted, each once; while a question is open, the numbers of its options.
@@ -250,6 +255,8 @@ class _Simulator:
         # The simulator prints some ten lines a step, and nobody reads them.
         jvm.java.lang.System.setOut(jvm.java.io.PrintStream(os.devnull))
         self.server: Any = jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        self.agent: Any = None
+        self._status = (0, False)
         self._random: Any = jvm.java.lang.Class.forName("scala.util.Random$").getField("MODULE$").get(None)
 
     def load(self, name: str, variation: int, simplification: str, *, gold: bool) -> None:
@@ -267,6 +274,7 @@ class _Simulator:
         if not 0 <= variation < count:
             raise TaskError(f"scienceworld task {name}: no variation {variation}; it has 0 to {count - 1}")
         self.server.load(name, variation, simplification, gold)
+        self.agent = self.server.agentInterface().get()
 
     def variations(self, name: str, split: str) -> list[int]:
         """The variations of a task in the simulator's own split. Leaves no task loaded."""
@@ -296,9 +304,17 @@ class _Simulator:
         text = str(self._gateway.jvm.java.lang.String.join("\n", items))
         return text.split("\n") if text else []
 
-    def interface(self) -> Any:
-        """The simulator's ``AgentInterface`` of the loaded task."""
-        return self.server.agentInterface().get()
+    def step(self, action: str) -> tuple[str, int, bool]:
+        """The observation, the score (-100 to 100, rounded as the stock package does) and whether the task is over.
+
+        The stock package calls a function around this one that also takes a look, keeps a history and prints.
+        """
+        if action.strip().lower() in _HELP:
+            return self.server.step(action), *self._status
+        answer = self.agent.step(action.encode("utf-8", "replace").decode())
+        text, score, over = answer.toString()[1:-1].rsplit(",", 2)  # a Scala triple, in one call
+        self._status = round(100 * float(score)), over == "true"
+        return text or _NO_ANSWER, *self._status
 
     def room(self) -> str:
         """The name of the agent's room, from a look that takes no time."""
@@ -307,10 +323,12 @@ class _Simulator:
 
     def ambiguous_objects(self) -> list[tuple[int, ...]]:
         """For each reading of the open question, the ids of its objects (equal in every load of a task)."""
-        return [tuple(ids) for ids in self.interface().inputParser().getAmbiguousObjectIDs()]
+        return [tuple(ids) for ids in self.agent.inputParser().getAmbiguousObjectIDs()]
 
     def close(self) -> None:
-        self.server = self._random = None  # Py4J releases their Java objects now, while there is a JVM to tell
+        self.server = self.agent = self._random = (
+            None  # Py4J releases their Java objects now, while there is a JVM to tell
+        )
         self._gateway.close()
         assert self._process.stdin is not None
         self._process.stdin.close()  # Py4J's server ends when its standard input does
@@ -361,11 +379,6 @@ def _parse_id(task_id: str) -> tuple[str, int]:
         hint = f"; did you mean {close[0]!r}?" if close and close[0] != name else ""
         raise TaskError(f"scienceworld task {task_id!r}: write <task name>/<variation>, for example boil/21{hint}")
     return name, int(variation)
-
-
-def _points(simulator: _Simulator) -> int:
-    """The score as the stock package rounds it, -100 to 100."""
-    return round(100 * float(simulator.server.getScore()))
 
 
 def _canonical(observation: str) -> str:
