@@ -126,7 +126,7 @@ _REMEDY = "give a folder written by `saga train` or by PEFT's save_pretrained"
 
 def _linear_modules(model: PreTrainedModel) -> list[str]:
     """Names of all linear modules but the head, as PEFT's "all-linear", which does not go with chosen layers."""
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head)
     return sorted({name.rpartition(".")[2] for name in linear})
 

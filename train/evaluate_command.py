@@ -56,10 +56,8 @@ def evaluate_target(
         raise ConfigError(f"--adapter {adapter}: no adapter_config.json there; give a PEFT adapter folder")
     if adapter is not None and target in MODELLESS:
         raise ConfigError(f"--adapter {adapter}: the {target} agent has no weights; drop --adapter")
-    identity = {
-        "config": config.model_dump(mode="json"),
-        "adapter_hash": adapter_hash(adapter) if adapter else "",
-    }
+    digest = adapter_hash(adapter) if adapter else ""
+    identity = {"config": config.model_dump(mode="json"), "adapter_hash": digest}
     folder = out or Path("evals") / f"{Path(target).name}-{task_set}".replace("/", "-").replace(":", "-")
     _check_folder(folder, identity, resume)
     policy = None
@@ -68,7 +66,7 @@ def evaluate_target(
 
         policy = Policy(config, adapter=adapter, trainable=False)
     write_json(folder / REQUEST, identity)
-    result = asyncio.run(_evaluate(config, tasks, target, policy, folder, identity["adapter_hash"]))
+    result = asyncio.run(_evaluate(config, tasks, target, policy, folder, digest))
     console.print(metrics_table(result))
     failures = failure_line(result["metrics"])
     if failures:

@@ -94,7 +94,7 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
     """
     tokenizer = load_tokenizer(config)
     if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model = AutoModelForCausalLM.from_pretrained(
             model_folder(config.name), dtype=chosen_dtype(config.dtype), use_safetensors=True

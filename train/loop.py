@@ -219,7 +219,7 @@ class _Run:
         summary = summarise(episodes)
         metrics = {
             **metrics,
-            **{key: summary[key] for key in ("success", "score", "steps", "invalid_rate", "repeated_rate", "faults")},  # type: ignore[dict-item]
+            **{key: summary[key] for key in ("success", "score", "steps", "invalid_rate", "repeated_rate", "faults")},
         }
         self.tracker.log(iteration, phase, **metrics)
         self.tracker.table("rollouts", [_sampled(episode) for episode in episodes[:: max(1, len(episodes) // 8)]])
@@ -234,15 +234,13 @@ class _Run:
 
     def _finish(self) -> None:
         final = self.policy.adapter
-        result = {
-            "adapter": f"adapters/{final}" if final != "base" else None,
-            "evals": [f"evals/{phase}.json" for phase in self.evals],
-        }
-        write_json(self.folder / "result.json", result)
-        (self.folder / "report.md").write_text(report_text(self.config, self.folder, self.evals, result["adapter"]))
+        adapter = f"adapters/{final}" if final != "base" else None
+        evals = [f"evals/{phase}.json" for phase in self.evals]
+        write_json(self.folder / "result.json", {"adapter": adapter, "evals": evals})
+        (self.folder / "report.md").write_text(report_text(self.config, self.folder, self.evals, adapter))
         self.console.print(closing_table(self.evals))
         for label, path in (
-            ("adapter", result["adapter"]),
+            ("adapter", adapter),
             ("report", "report.md"),
             ("metrics", "metrics.jsonl"),
             ("episodes", "episodes/"),

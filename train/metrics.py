@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from train.trajectory import Episode
 
@@ -59,7 +59,7 @@ def failure_class(episode: Episode) -> FailureClass | None:
     return "budget" if episode.truncated else "knowledge"
 
 
-def summarise(episodes: Sequence[Episode]) -> dict[str, object]:
+def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Metrics over ``episodes`` (every item, faults included in each denominator) and the same per task type.
 
     The interval is Wilson's over items: several seeds of an item are averaged first, since they are not independent.
@@ -70,7 +70,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, object]:
     return {**_summary(episodes), "by_type": {name: _summary(groups[name]) for name in sorted(groups)}}
 
 
-def _summary(episodes: Sequence[Episode]) -> dict[str, object]:
+def _summary(episodes: Sequence[Episode]) -> dict[str, Any]:
     n = len(episodes)
     items: dict[str, list[bool]] = defaultdict(list)
     for episode in episodes:

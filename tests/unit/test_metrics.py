@@ -90,5 +90,5 @@ def test_summary_counts_faults_and_averages_seeds_first() -> None:
     assert summary["invalid_rate"] == 0.2
     assert summary["spl"] == pytest.approx(1 / 3)
     assert summary["failures"] == {"fault": 1, "invalid": 1, "knowledge": 1}
-    assert list(summary["by_type"]) == ["t", "u"]  # type: ignore[call-overload]
-    assert summary["by_type"]["t"]["success"] == 0.5  # type: ignore[index]
+    assert list(summary["by_type"]) == ["t", "u"]
+    assert summary["by_type"]["t"]["success"] == 0.5
