@@ -63,7 +63,7 @@ def test_a_killed_jvm_is_a_fault_and_the_next_episode_plays() -> None:
         async with EnvPool(SCIENCEWORLD, 1, 2, 10, 60.0) as pool:
             killed, other = await asyncio.gather(pool.open(task, 0), pool.open(task, 0))
             assert killed.first == other.first
-            worker = psutil.Process().children()[0]
+            (worker,) = set(psutil.Process().children()) - before
             first_jvm, _ = sorted(worker.children(), key=lambda process: process.create_time())
             first_jvm.kill()
             with pytest.raises(EnvFault):
@@ -79,8 +79,9 @@ def test_a_killed_jvm_is_a_fault_and_the_next_episode_plays() -> None:
             with pytest.raises(TaskError, match="no variation"):
                 await pool.open(Task("scienceworld", "boil/99999", "boil"), 0)
 
+    before = set(psutil.Process().children(recursive=True))  # a server that other tests share may run
     asyncio.run(main())
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 @pytest.mark.parametrize(
