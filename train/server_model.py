@@ -34,6 +34,15 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
 _AVOID_S = 60.0
 
 
+@dataclass(frozen=True)
+class _Home:
+    """Where a conversation began: its server, and the adapter as the server names it and as the run does."""
+
+    server: _Server
+    served: str
+    adapter: str
+
+
 @dataclass(eq=False)
 class _Server:
     url: str
@@ -45,8 +54,9 @@ class _Server:
 class ServerModel:
     """A model behind one or several equal servers.
 
-    A conversation stays with the server it began on (its prefix cache lies there); a new one goes to the server that
-    holds the fewest. Overload (429), server errors (5xx) and lost connections are retried with growing waits.
+    A conversation stays with the server it began on (its prefix cache lies there) and with the adapter version that was
+    in use then; a new one goes to the server that holds the fewest. Overload (429), server errors (5xx) and lost
+    connections are retried with growing waits.
 
     Args:
         urls: base addresses, with or without a trailing ``/v1``.
@@ -75,9 +85,10 @@ class ServerModel:
         self._codec = codec
         self._retry_s = retry_s
         self._servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in urls]
-        self._home: dict[str, _Server] = {}
+        self._home: dict[str, _Home] = {}
         self._served = model
-        self._running: Counter[str] = Counter()
+        self._folders: dict[str, Path] = {}  # of the adapters pushed and not yet unloaded, by served name
+        self._conversations: Counter[str] = Counter()  # that hold an adapter, by served name
         self._retired: set[str] = set()
         self._unloads: set[asyncio.Task[None]] = set()
         self._chats = itertools.count()
@@ -107,15 +118,10 @@ class ServerModel:
         codec = self._codec
         if codec is None:
             raise ModelFault(f"model {self.name!r} was opened without a tokenizer; call chat() or give a codec")
-        server = self._server_of(conversation)
-        adapter, served = self.adapter, self._served
-        self._running[served] += 1
-        try:
-            answer = await self._post(server, "/v1/completions", _completion_body(served, prompt_ids, sampling, codec))
-        finally:
-            self._finished(served)
-        choice = _first_choice(server, answer)
-        ids, logprobs = self._tokens(server, choice, prompt_ids)
+        home = self._home_of(conversation)
+        body = _completion_body(home.served, prompt_ids, sampling, codec)
+        choice = _first_choice(home.server, await self._post(home.server, "/v1/completions", body))
+        ids, logprobs = self._tokens(home.server, choice, prompt_ids)
         return Generation(
             text=codec.decode(ids),
             token_ids=ids,
@@ -123,15 +129,15 @@ class ServerModel:
             # The end-of-turn token decides: a server may stop at other tokens, and then the turn is not closed.
             finish="stop" if ids[-1] == codec.eot_id else "length",
             prompt_tokens=len(prompt_ids),
-            adapter=adapter,
+            adapter=home.adapter,
         )
 
     async def chat(self, messages: list[dict[str, str]], sampling: Sampling) -> Generation:
         """Answer ``messages`` (role and content) by the server's own chat template; text only. Raises ModelFault."""
         conversation = f"chat {next(self._chats)}"
-        server = self._server_of(conversation)
+        home = self._home_of(conversation)
         body: dict[str, Any] = {
-            "model": self._served,
+            "model": home.served,
             "messages": messages,
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -140,29 +146,29 @@ class ServerModel:
         }
         if sampling.top_k:
             body["top_k"] = sampling.top_k  # vLLM's; APIs that lack it refuse the field
-        adapter, served = self.adapter, self._served
-        self._running[served] += 1
         try:
-            answer = await self._post(server, "/v1/chat/completions", body)
+            answer = await self._post(home.server, "/v1/chat/completions", body)
         finally:
-            self._finished(served)
             self.release(conversation)
-        choice = _first_choice(server, answer)
+        choice = _first_choice(home.server, answer)
         text = (choice.get("message") or {}).get("content")
         if not isinstance(text, str):
-            raise ModelFault(f"server {server.url}: the answer holds no text (finish {choice.get('finish_reason')!r})")
+            raise ModelFault(
+                f"server {home.server.url}: the answer holds no text (finish {choice.get('finish_reason')!r})"
+            )
         return Generation(
             text=text,
             finish="length" if choice.get("finish_reason") == "length" else "stop",
             prompt_tokens=(answer.get("usage") or {}).get("prompt_tokens", 0),
-            adapter=adapter,
+            adapter=home.adapter,
         )
 
     async def load_adapter(self, folder: Path, version: str) -> None:
-        """Push the LoRA adapter in ``folder`` to every server and use it for all calls that begin from now on.
+        """Push the LoRA adapter in ``folder`` to every server and use it for conversations that begin from now on.
 
         The servers read ``folder`` themselves, under the same path. The version used before is unloaded once its last
-        call has ended. When this raises, the version used before stays in use.
+        conversation was released. When this raises, that version stays in use. A server that lacks the adapter later,
+        because it was restarted, is given it again.
 
         Raises:
             ConfigError: no adapter in ``folder``, a server that does not see it, or refuses it (rank, base model), or
@@ -180,27 +186,34 @@ class ServerModel:
             if outcome is not None:
                 raise outcome
         previous, self._served, self.adapter = self._served, served, version
+        self._folders[served] = folder
         self._retired.discard(served)
         if previous not in (self.name, served):
             self._retired.add(previous)
             self._unload_if_idle(previous)
 
     def release(self, conversation: str) -> None:
-        """Forget which server holds the conversation."""
-        server = self._home.pop(conversation, None)
-        if server is not None:
-            server.conversations -= 1
+        """Forget the conversation; the last one of an outdated adapter has it unloaded."""
+        home = self._home.pop(conversation, None)
+        if home is not None:
+            home.server.conversations -= 1
+            self._conversations[home.served] -= 1
+            if home.served in self._retired:
+                self._unload_if_idle(home.served)
 
     async def close(self) -> None:
+        """Unload the adapters that were pushed, so that a long-lived server does not gather them."""
         await asyncio.gather(*self._unloads, return_exceptions=True)
+        await asyncio.gather(*map(self._unload, list(self._folders)))
         await self._client.aclose()
 
-    def _server_of(self, conversation: str) -> _Server:
+    def _home_of(self, conversation: str) -> _Home:
         if conversation not in self._home:
             now = asyncio.get_running_loop().time()
             server = min(self._servers, key=lambda server: (server.avoid_until > now, server.conversations))
             server.conversations += 1
-            self._home[conversation] = server
+            self._conversations[self._served] += 1
+            self._home[conversation] = _Home(server, self._served, self.adapter)
         return self._home[conversation]
 
     def _tokens(self, server: _Server, choice: dict[str, Any], prompt_ids: list[int]) -> tuple[list[int], list[float]]:
@@ -254,45 +267,43 @@ class ServerModel:
             )
         raise ConfigError(f"server {server.url} refuses the adapter {folder}: {detail}")
 
-    def _finished(self, served: str) -> None:
-        self._running[served] -= 1
-        if served in self._retired:
-            self._unload_if_idle(served)
-
     def _unload_if_idle(self, served: str) -> None:
-        if self._running[served] == 0:
+        if self._conversations[served] == 0:
             self._retired.discard(served)
             task = asyncio.get_running_loop().create_task(self._unload(served))
             self._unloads.add(task)
             task.add_done_callback(self._unloads.discard)
 
     async def _unload(self, served: str) -> None:
+        del self._folders[served]
         for server in self._servers:
-            with contextlib.suppress(ModelFault):  # a server that is down holds no adapter
-                await self._request(server, "POST", "/v1/unload_lora_adapter", {"lora_name": served}, fatal=(500,))
+            with contextlib.suppress(httpx.TransportError):  # a server that is down holds no adapter
+                await self._client.post(server.url + "/v1/unload_lora_adapter", json={"lora_name": served}, timeout=10)
 
     async def _served_by(self, server: _Server) -> list[str]:
         response = await self._request(server, "GET", "/v1/models")
         answer = _json(server, response)
         return [str(model.get("id")) for model in answer.get("data") or []]
 
-    def _absent(self, server: _Server, wanted: str, served: list[str]) -> str:
+    @staticmethod
+    def _absent(server: _Server, model: str, served: list[str]) -> str:
         names = ", ".join(map(repr, served)) or "nothing"
-        base = wanted == self.name
-        remedy = (
-            "set model.name to what it serves" if base else "it was restarted or dropped the adapter: load it again"
-        )
-        return f"server {server.url} does not serve {wanted!r} (it serves {names}); {remedy}"
+        return f"server {server.url} does not serve {model!r} (it serves {names}); set model.name to what it serves"
 
     async def _post(self, server: _Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        model = body["model"]
         response = await self._request(server, "POST", path, body)
+        if response.status_code == 404 and model not in (served := await self._served_by(server)):
+            if model not in self._folders:
+                raise ModelFault(self._absent(server, model, served))
+            try:
+                await self._push(server, model, self._folders[model])
+            except ConfigError as error:
+                raise ModelFault(str(error)) from None
+            response = await self._request(server, "POST", path, body)
         if response.is_success:
             return _json(server, response)
         detail = self._detail(response)
-        if response.status_code == 404:
-            served = await self._served_by(server)
-            if body["model"] not in served:
-                raise ModelFault(self._absent(server, body["model"], served))
         raise ModelFault(f"server {server.url}: {path}: HTTP {response.status_code}: {detail}")
 
     async def _request(

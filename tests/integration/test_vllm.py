@@ -151,15 +151,18 @@ def test_adapter_versions_come_and_go(
         return [card["id"].rsplit("-", 1)[0] for card in data if card["id"] != "smollm2"]
 
     async def use(model: ServerModel) -> list[Any]:
-        before = await model.complete(prompts[0], GREEDY, "a")
+        before = await model.complete(prompts[0], GREEDY, "before")
         await model.load_adapter(folders[0], "policy-v0001")
-        first = await model.complete(prompts[0], GREEDY, "a")
-        running = asyncio.create_task(model.complete(prompts[1], Sampling(64, temperature=0.0), "b"))
+        first = await model.complete(prompts[0], GREEDY, "first")
+        running = asyncio.create_task(model.complete(prompts[1], Sampling(64, temperature=0.0), "first"))
         await asyncio.sleep(0.05)
         await model.load_adapter(folders[1], "policy-v0002")
-        listed.append(await names())
-        second = await model.complete(prompts[0], GREEDY, "a")
+        second = await model.complete(prompts[0], GREEDY, "second")
         late = await running
+        listed.append(await names())
+        model.release("first")
+        await model.load_adapter(folders[1], "policy-v0002")  # waits until the old one is unloaded
+        listed.append(await names())
         await model.close()
         listed.append(await names())
         return [before, first, second, late]
@@ -171,14 +174,36 @@ def test_adapter_versions_come_and_go(
         "policy-v0002",
         "policy-v0001",
     ]
-    assert "policy-v0002" in listed[0]  # policy-v0001 too, unless its last call was quicker
-    assert listed[1] == ["policy-v0002"]
+    assert listed == [["policy-v0001", "policy-v0002"], ["policy-v0002"], []]
     for model, generation in zip(adapted, (first, second), strict=True):
         ids, logprobs = greedy(model, prompts[0], codec.eot_id, GREEDY.max_tokens)
         assert generation.token_ids == ids
         assert generation.logprobs == pytest.approx(logprobs, abs=2e-3)
     sums = sorted(sum(generation.logprobs) for generation in (before, first, second))
     assert min(sums[1] - sums[0], sums[2] - sums[1]) > 0.1  # the three differ by more than they may from PEFT's
+
+
+def test_a_server_that_lost_the_adapter_gets_it_again(
+    vllm_server: VLLMServer, codec: TokenCodec, prompts: list[list[int]], base: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "policy-v0001"
+    random_adapter(base, folder, seed=0)
+
+    async def use(model: ServerModel) -> tuple[Any, Any]:
+        await model.load_adapter(folder, "policy-v0001")
+        before = await model.complete(prompts[0], GREEDY, "a")
+        async with httpx.AsyncClient() as client:  # as a restart would
+            (name,) = (
+                card["id"]
+                for card in (await client.get(f"{vllm_server.url}/v1/models")).json()["data"]
+                if card["id"] != "smollm2"
+            )
+            gone = await client.post(f"{vllm_server.url}/v1/unload_lora_adapter", json={"lora_name": name})
+            assert gone.is_success
+        return before, await model.complete(prompts[0], GREEDY, "a")
+
+    before, after = served(vllm_server, codec, use)
+    assert (after.token_ids, after.adapter) == (before.token_ids, "policy-v0001")
 
 
 def test_an_adapter_that_the_server_refuses_leaves_the_old_one_in_use(

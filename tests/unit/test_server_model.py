@@ -271,15 +271,10 @@ def adapter(folder: Path, content: bytes) -> Path:
     return folder
 
 
-def test_an_adapter_goes_to_every_server_and_the_old_one_leaves_after_its_last_call(
+def test_an_adapter_goes_to_every_server_and_the_old_one_leaves_after_its_last_conversation(
     server: FakeServer, second: FakeServer, tmp_path: Path
 ) -> None:
     old, new = adapter(tmp_path / "one", b"1"), adapter(tmp_path / "two", b"2")
-    slow = threading.Event()
-
-    def answer(body: dict[str, Any]) -> Answer:
-        assert slow.wait(10)
-        return completion(body)
 
     async def play(model: ServerModel) -> None:
         await model.load_adapter(old, "policy-v0001")
@@ -287,27 +282,52 @@ def test_an_adapter_goes_to_every_server_and_the_old_one_leaves_after_its_last_c
         for fake in (server, second):
             assert fake.calls[0][1]["lora_path"] == str(old)
             assert fake.served[1].startswith("policy-v0001-")
-        server.answers["/v1/completions"] = answer
-        running = asyncio.create_task(model.complete(PROMPT, Sampling(5), "a"))
-        while "/v1/completions" not in server.paths():
-            await asyncio.sleep(0.01)
+        assert (await model.complete(PROMPT, Sampling(5), "a")).adapter == "policy-v0001"
         await model.load_adapter(new, "policy-v0002")
-        assert [len(fake.served) for fake in (server, second)] == [3, 3]
-        slow.set()
-        assert (await running).adapter == "policy-v0001"
-        assert (await model.complete(PROMPT, Sampling(5), "b")).adapter == "policy-v0002"
-        assert second.calls[-1][1]["model"] == second.served[-1]
+        for conversation, version in (("a", 1), ("b", 2), ("a", 1)):  # "a" keeps the version that it began with
+            generation = await model.complete(PROMPT, Sampling(5), conversation)
+            fake = server if conversation == "a" else second
+            assert generation.adapter == f"policy-v000{version}"
+            assert fake.calls[-1][1]["model"] == fake.served[version]
+        model.release("a")
+        while len(server.served) + len(second.served) > 4:
+            await asyncio.sleep(0.01)
+        for fake in (server, second):
+            assert [name.rsplit("-", 1)[0] for name in fake.served] == ["policy", "policy-v0002"]
 
     use([server.url, second.url], play)
-    for fake in (server, second):
-        assert [name.rsplit("-", 1)[0] for name in fake.served] == ["policy", "policy-v0002"]
+    assert server.served == second.served == ["policy"]  # a client that ends leaves nothing behind
+
+
+def test_a_restarted_server_gets_the_adapter_again(server: FakeServer, tmp_path: Path) -> None:
+    def answer(body: dict[str, Any]) -> Answer:
+        return completion(body) if body["model"] in server.served else (404, {"error": {"message": "no such model"}})
+
+    async def play(model: ServerModel) -> None:
+        await model.load_adapter(adapter(tmp_path / "one", b"1"), "policy-v0001")
+        served = list(server.served)
+        server.served = ["policy"]
+        assert (await model.complete(PROMPT, Sampling(5), "a")).adapter == "policy-v0001"
+        assert server.served == served
+        server.served = ["policy"]
+        server.answers["/v1/load_lora_adapter"] = failing(1, 404, "No adapter found for /x")
+        with pytest.raises(ModelFault, match=r"does not see the adapter folder .*one"):
+            await model.complete(PROMPT, Sampling(5), "a")
+
+    server.answers["/v1/completions"] = answer
+    use([server.url], play)
 
 
 def test_a_version_of_equal_content_is_reused_and_of_other_content_is_not(server: FakeServer, tmp_path: Path) -> None:
-    for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
-        folder = adapter(tmp_path / name, content)
-        use([server.url], lambda model, folder=folder: model.load_adapter(folder, "policy-v0001"))
-    assert len(server.served) == 3  # the base and two contents
+    async def play(model: ServerModel) -> None:
+        counts = []
+        for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
+            await model.load_adapter(adapter(tmp_path / name, content), "policy-v0001")
+            await model.complete(PROMPT, Sampling(5), name)  # keeps its version loaded
+            counts.append(len(server.served))
+        assert counts == [2, 2, 3]  # the base, and one or two contents
+
+    use([server.url], play)
 
 
 @pytest.mark.parametrize(
