@@ -17,7 +17,8 @@ was 6 to 9x after 350 steps with "easy"), then once more to be timed. Of saga's 
 
 Exit code 1: scores, ends or observations (as sorted lines, for the simulator's own order changes from load to load)
 differ, or saga misses the goal: steps 10x faster by ``work`` with the stock package's default, no simplification (with
-"easy" its lists are shorter, and the ratio lies around 10). The tasks are those whose course hangs neither on the order of sets nor on random numbers (the stock list of valid actions draws some), and whose
+"easy" its lists are shorter, and the ratio lies around 10). The tasks are those whose course hangs neither on the order
+of sets nor on random numbers (the stock list of valid actions draws some), and whose
 gold actions raise no question: on the others the stock package differs from itself.
 """
 
