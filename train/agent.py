@@ -248,6 +248,7 @@ def start_conversation(codec: TokenCodec, world: str, config: AgentConfig) -> Co
         context_tokens=config.context_tokens,
         observation_tokens=config.observation_tokens,
         max_new_tokens=config.max_new_tokens,
+        last_turns=config.last_turns,
     )
 
 

@@ -67,7 +67,7 @@ class VLLMConfig(Section):
     """The server that ``model.engine: vllm`` starts. It serves the model in ``model.dtype`` with the run's adapters."""
 
     devices: str = ""
-    """CUDA_VISIBLE_DEVICES of the server ("1", "2,3"), so that it does not share the trainer's GPU; "": as inherited."""
+    """CUDA_VISIBLE_DEVICES of the server ("1", "2,3"), which keeps it off the trainer's GPU; "": as inherited."""
     gpu_memory: Annotated[float, Field(gt=0, le=1)] = 0.85
     """Share of each of its GPUs' memory."""
     cpu_cache_gib: Positive = 1
@@ -211,7 +211,7 @@ class GrpoConfig(Section):
     prefer_signal: Share = 0.0
     """Share of tasks drawn by how often groups of their type had signal (at least a floor for each); 0: uniform."""
     staleness: Literal[0, 1] | None = None
-    """1: the next batch is rolled out with the previous adapter while the update runs. None: 1 with a server, else 0."""
+    """1: the next batch is rolled out, with the previous adapter, during the update. None: 1 with a server, else 0."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     temperature: Annotated[float, Field(gt=0)] = 1.0
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2

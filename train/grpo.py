@@ -1,7 +1,7 @@
-"""GRPO over groups of episodes: TRL's trainer with episode rows instead of prompts and completions.
+"""GRPO and GiGPO over groups of episodes: TRL's trainer with episode rows instead of prompts and completions.
 
 The trainer lives as long as the run: each :meth:`EpisodeGRPOTrainer.update` takes fresh groups and makes one or more
-optimiser steps, and Adam's moments carry over.
+optimiser steps, and Adam's moments carry over. With several processes every one calls ``update`` with the same batch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,14 +26,99 @@ from transformers import PreTrainedTokenizerBase
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from train.advantages import group_advantages, has_signal, penalised_return
+from train.advantages import has_signal, token_advantages
 from train.config import ConfigError, GrpoConfig
 from train.logprobs import batch_tensors, trained_logprobs
 from train.progress import Bar, progress
-from train.rows import LENGTH_MULTIPLE, Row, pack, padding_share, rows_of
+from train.rows import LENGTH_MULTIPLE, Row, padded_tokens, rows_of, shares
 from train.trajectory import Episode
 
 STATE_FILE = "grpo_state.pt"
+
+
+@dataclass(frozen=True)
+class WeightedRow:
+    """A row with what the loss needs. ``advantages``: of each trained token. ``scale``: the loss's weight of each."""
+
+    row: Row
+    advantages: list[float]
+    scale: float
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one update learns from: the rows of each optimiser step of a pass, and what was left out."""
+
+    steps: list[list[WeightedRow]]
+    counts: dict[str, float]
+
+
+def loss_scale(
+    aggregation: Literal["token", "episode", "constant"],
+    episodes: int,
+    episode_tokens: int,
+    step_tokens: int,
+    constant: int,
+) -> float:
+    """The weight of a token's loss in an optimiser step over ``episodes`` episodes with ``step_tokens`` trained tokens.
+
+    ``token``: the mean over all tokens of the step (DAPO, arXiv 2503.14476). ``episode``: the mean over episodes of the
+    mean over the ``episode_tokens`` of each (GRPO, arXiv 2402.03300). ``constant``: the sum over ``constant`` times the
+    number of episodes, which favours no length (Dr.GRPO, arXiv 2503.20783).
+    """
+    if aggregation == "token":
+        return 1 / step_tokens
+    return 1 / (episodes * (episode_tokens if aggregation == "episode" else constant))
+
+
+def make_batch(groups: Sequence[Sequence[Episode]], settings: GrpoConfig, episode_tokens: int) -> Batch:
+    """Rows, advantages and loss weights of ``groups`` (episodes of one task and start each).
+
+    Episodes that a fault ended are left out. A group whose advantages are all zero is dropped and counted. Advantages
+    and loss weights come before rows: into how many rows an episode falls, and into how many micro-batches or processes
+    those, changes no gradient. ``episode_tokens``: most tokens that an episode can generate (aggregation "constant").
+
+    Raises:
+        ValueError: a trained token without a sampling log-probability; a damaged trajectory.
+    """
+    sound = [[episode for episode in group if episode.status == "ok"] for group in groups]
+    advantages = [token_advantages(group, settings) for group in sound]
+    loud = [(group, values) for group, values in zip(sound, advantages, strict=True) if has_signal(values)]
+    size = settings.mini_batch_groups or max(1, len(loud))
+    steps = [
+        _weighted(
+            [pair for group in loud[first : first + size] for pair in zip(*group, strict=True)],
+            settings,
+            episode_tokens,
+        )
+        for first in range(0, len(loud), size)
+    ]
+    counts = {
+        "groups": len(groups),
+        "zero_signal_groups": len(groups) - len(loud),
+        "fault_episodes": sum(map(len, groups)) - sum(map(len, sound)),
+    }
+    return Batch([step for step in steps if step], {name: float(value) for name, value in counts.items()})
+
+
+def _weighted(
+    episodes: Sequence[tuple[Episode, list[float]]], settings: GrpoConfig, episode_tokens: int
+) -> list[WeightedRow]:
+    """The rows of one optimiser step, from its episodes with their advantage per step."""
+    rows_per_episode = [rows_of(episode, settings.train_roles) for episode, _ in episodes]
+    tokens = [sum(row.trained_tokens for row in rows) for rows in rows_per_episode]
+    weighted = []
+    for (episode, advantages), rows, count in zip(episodes, rows_per_episode, tokens, strict=True):
+        scale = loss_scale(settings.aggregation, len(episodes), count, sum(tokens), episode_tokens)
+        for row in rows:
+            trained = [t for t, flag in enumerate(row.trained) if flag]
+            if any(math.isnan(row.logprobs[t]) for t in trained):
+                raise ValueError(
+                    f"episode {episode.id}: trained tokens without sampling log-probabilities; GRPO takes episodes "
+                    "that the policy sampled, not demonstrations"
+                )
+            weighted.append(WeightedRow(row, [advantages[row.steps[t]] for t in trained], scale))
+    return weighted
 
 
 def clipped_policy_loss(
@@ -97,54 +183,73 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         self.model_wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         self.model.eval()
 
-    def update(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
-        """Improve the policy with ``groups`` of episodes of the same task and start; the model is left in eval mode.
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Improve the policy with ``batch`` (see :func:`make_batch`); the model is left in eval mode.
 
-        Episodes that a fault ended are left out. A group whose advantages are all zero is dropped and counted.
+        Every process gets the whole batch and takes its share of each optimiser step's rows.
 
         Returns:
-            ``loss`` (of the last optimiser step), ``grad_norm`` (before clipping, last step), ``clip_fraction`` (share
-            of tokens whose clipped branch is active, last step), ``entropy`` (nats per token), ``sampler_kl``
-            (mean of log pi_sampler - log pi_old over sampled tokens), ``sampler_max_difference`` (largest absolute
-            difference), ``truncated_share`` (tokens whose importance weight is capped), ``base_kl`` (with kl_coef > 0),
-            ``rows``, ``tokens`` (without padding), ``trained_tokens``, ``padding_share``, ``groups``,
-            ``zero_signal_groups``, ``fault_episodes``, ``optimiser_steps``, ``old_logprob_seconds``,
-            ``update_seconds``. Without any signal no step is made and only counts are returned.
-
-        Raises:
-            ValueError: a trained token without a sampling log-probability.
+            ``loss``, ``grad_norm`` (before clipping), ``clip_fraction`` (share of tokens whose clipped branch is
+            active) and ``entropy`` (nats per token) of the last optimiser step; over the batch ``sampler_kl`` (mean of
+            log pi_sampler - log pi_old), ``sampler_mean_difference`` and ``sampler_max_difference`` (absolute, nats),
+            ``truncated_share`` (tokens whose importance weight is capped), ``base_kl`` (with kl_coef > 0); ``rows``,
+            ``tokens`` (without padding), ``trained_tokens``, ``padding_share``, ``optimiser_steps``,
+            ``old_logprob_seconds``, ``update_seconds``; and the batch's counts. A batch without rows makes no step and
+            returns its counts and ``optimiser_steps`` only.
         """
-        rows, advantages, metrics = self._rows(groups)
-        if not rows:
-            return metrics | {"optimiser_steps": 0}
-        lengths = [len(row) for row in rows]
-        batches = pack(lengths, self.settings.tokens_per_micro_batch)
-        trained_tokens = sum(row.trained_tokens for row in rows)
-        metrics |= {
+        if not batch.steps:
+            return batch.counts | {"optimiser_steps": 0}
+        plans = [self._plan(step) for step in batch.steps]
+        rows = [row.row for step in batch.steps for row in step]
+        tokens, padded = sum(map(len, rows)), sum(plan.padded_tokens for plan in plans)
+        metrics = batch.counts | {
             "rows": len(rows),
-            "tokens": sum(lengths),
-            "trained_tokens": trained_tokens,
-            "padding_share": padding_share(lengths, batches),
+            "tokens": tokens,
+            "trained_tokens": sum(row.trained_tokens for row in rows),
+            "padding_share": 1 - tokens / padded,
         }
-        parts = [self._tensors([rows[i] for i in b], [advantages[i] for i in b], trained_tokens) for b in batches]
+        passes = self.settings.passes
         start = time.perf_counter()
-        self._reference_passes(parts)
+        self._reference_passes(plans)
         metrics["old_logprob_seconds"] = time.perf_counter() - start
         start = time.perf_counter()
-        with progress(len(parts) * self.settings.passes, "update, micro-batches") as bar:
-            for _ in range(self.settings.passes):
-                step_metrics = self._optimiser_step(parts, bar)
+        with progress(passes * sum(len(plan.parts) for plan in plans), "update, micro-batches") as bar:
+            for _ in range(passes):
+                for plan in plans:
+                    metrics |= self._optimiser_step(plan, bar)
         self.model.eval()
-        metrics |= step_metrics | {
-            "optimiser_steps": self.settings.passes,
-            "update_seconds": time.perf_counter() - start,
-        }
-        old, sampler = (torch.cat([part[name] for part in parts]) for name in ("old", "sampler"))
-        difference = sampler - old
-        return metrics | {
-            "sampler_kl": float(difference.mean()),
-            "sampler_max_difference": float(difference.abs().max()),
-            "truncated_share": float((-difference > math.log(self.settings.importance_cap)).float().mean()),
+        metrics |= {"optimiser_steps": passes * len(plans), "update_seconds": time.perf_counter() - start}
+        return metrics | self._sampler_metrics(plans)
+
+    def _plan(self, step: list[WeightedRow]) -> _Plan:
+        """This process's micro-batches of one optimiser step. All processes get equally many."""
+        lengths = [len(item.row) for item in step]
+        of_ranks = shares(lengths, self.accelerator.num_processes, self.settings.tokens_per_micro_batch)
+        shortest = step[lengths.index(min(lengths))].row
+        parts = [
+            self._tensors([step[i] for i in batch] or [WeightedRow(_silent(shortest), [], 0.0)])
+            for batch in of_ranks[self.accelerator.process_index]
+        ]
+        return _Plan(
+            parts=parts,
+            trained_tokens=sum(item.row.trained_tokens for item in step),
+            padded_tokens=sum(padded_tokens(lengths, [b for b in batches if b]) for batches in of_ranks),
+        )
+
+    def _sampler_metrics(self, plans: list[_Plan]) -> dict[str, float]:
+        """How the sampler's log-probabilities differ from the trainer's at the start of the update."""
+        parts = [part for plan in plans for part in plan.parts]
+        difference = torch.cat([part["sampler"] - part["old"] for part in parts])
+        capped = (-difference > math.log(self.settings.importance_cap)).sum()
+        sums = torch.stack([difference.sum(), difference.abs().sum(), capped.float()])
+        count = sum(plan.trained_tokens for plan in plans)
+        total, absolute, truncated = (self.accelerator.reduce(sums, "sum") / count).tolist()
+        largest = difference.abs().max() if len(difference) else torch.zeros((), device=self.args.device)
+        return {
+            "sampler_kl": total,
+            "sampler_mean_difference": absolute,
+            "sampler_max_difference": float(self.accelerator.gather(largest.reshape(1)).max()),
+            "truncated_share": truncated,
         }
 
     def save(self, folder: Path) -> None:
@@ -191,55 +296,29 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         state["numpy"]["state"]["key"] = state["numpy"]["state"]["key"].cpu().numpy().astype(np.uint32)
         np.random.set_state(state["numpy"])
 
-    def _rows(self, groups: Sequence[Sequence[Episode]]) -> tuple[list[Row], list[float], dict[str, float]]:
-        """Rows of all groups with signal, the advantage of each, and the counts."""
-        rows: list[Row] = []
-        advantages: list[float] = []
-        silent = faults = 0
-        for group in groups:
-            episodes = [episode for episode in group if episode.status == "ok"]
-            faults += len(group) - len(episodes)
-            returns = [penalised_return(episode, self.settings.invalid_penalty) for episode in episodes]
-            of_group = group_advantages(returns, normalise_std=self.settings.normalise_std)
-            if not has_signal(of_group):
-                silent += 1
-                continue
-            for episode, advantage in zip(episodes, of_group, strict=True):
-                of_episode = rows_of(episode)
-                if any(
-                    t and math.isnan(p) for row in of_episode for t, p in zip(row.trained, row.logprobs, strict=True)
-                ):
-                    raise ValueError(
-                        f"episode {episode.id}: trained tokens without sampling log-probabilities; GRPO takes episodes "
-                        "that the policy sampled, not demonstrations"
-                    )
-                rows += of_episode
-                advantages += [advantage] * len(of_episode)
-        counts = {"groups": len(groups), "zero_signal_groups": silent, "fault_episodes": faults}
-        return rows, advantages, {name: float(value) for name, value in counts.items()}
-
-    def _tensors(self, rows: list[Row], advantages: list[float], trained_tokens: int) -> dict[str, Any]:
+    def _tensors(self, rows: list[WeightedRow]) -> dict[str, Tensor]:
         """One micro-batch: (rows, width) inputs and (trained tokens,) columns in row-major order."""
-        part = batch_tensors(rows, self._tokenizer.pad_token_id)
-        counts = torch.tensor([row.trained_tokens for row in rows])
-        part["advantages"] = torch.tensor(advantages).repeat_interleave(counts)
-        part["sampler"] = torch.tensor([p for row in rows for t, p in zip(row.trained, row.logprobs, strict=True) if t])
-        on_device: dict[str, Any] = {name: tensor.to(self.args.device) for name, tensor in part.items()}
-        return on_device | {"trained_tokens": trained_tokens}
+        part = batch_tensors([item.row for item in rows], self._tokenizer.pad_token_id)
+        sampler = [p for item in rows for t, p in zip(item.row.trained, item.row.logprobs, strict=True) if t]
+        part["advantages"] = torch.tensor([value for item in rows for value in item.advantages])
+        part["scale"] = torch.tensor([item.scale for item in rows for _ in item.advantages])
+        part["sampler"] = torch.tensor(sampler)
+        return {name: tensor.to(self.args.device) for name, tensor in part.items()}
 
-    def _reference_passes(self, parts: list[dict[str, Any]]) -> None:
+    def _reference_passes(self, plans: list[_Plan]) -> None:
         """Add log-probabilities that stay fixed during the update: pi_old and, with a KL term, the base's.
 
         For a single optimiser step the pi_old pass is left out: the step's own forward pass gives the same numbers.
         """
         self.model.eval()
+        single = self.settings.passes * len(plans) == 1
         with torch.no_grad():
-            for part in parts:
-                if self.settings.passes > 1:
-                    part["old"] = self._logprobs(self.model, part)[0]
+            for part in (part for plan in plans for part in plan.parts):
+                if not single:
+                    part["old"] = self._logprobs(self.model_wrapped, part)[0]
                 if self.settings.kl_coef:
                     with self.model.disable_adapter():
-                        part["base"] = self._logprobs(self.model, part)[0]
+                        part["base"] = self._logprobs(self.model_wrapped, part)[0]
 
     def _logprobs(self, model: Any, part: dict[str, Any]) -> tuple[Tensor, Tensor]:
         with self.accelerator.autocast():
@@ -251,21 +330,24 @@ class EpisodeGRPOTrainer(GRPOTrainer):
                 temperature=self.settings.temperature,
             )
 
-    def _optimiser_step(self, parts: list[dict[str, Any]], bar: Bar) -> dict[str, float]:
-        self._sums = dict.fromkeys(("clip_fraction", "entropy", "base_kl"), 0.0)
-        loss = 0.0
-        for number, part in enumerate(parts, start=1):
-            with nullcontext() if number == len(parts) else self.accelerator.no_sync(self.model_wrapped):
-                loss += float(self.training_step(self.model_wrapped, part, None))  # type: ignore[no-untyped-call]
+    def _optimiser_step(self, plan: _Plan, bar: Bar) -> dict[str, float]:
+        self._sums = dict.fromkeys(("loss", "clip_fraction", "entropy", "base_kl"), 0.0)
+        for number, part in enumerate(plan.parts, start=1):
+            last = number == len(plan.parts)
+            self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed steps in the backward pass that syncs
+            with nullcontext() if last else self.accelerator.no_sync(self.model_wrapped):
+                self.training_step(self.model_wrapped, part, None)  # type: ignore[no-untyped-call]
             bar.advance()
         grad_norm = self._clip_grad_norm(self.model_wrapped)  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.updates += 1
-        means = {name: value / parts[0]["trained_tokens"] for name, value in self._sums.items()}
+        sums = torch.tensor(list(self._sums.values()), device=self.args.device)
+        totals = dict(zip(self._sums, self.accelerator.reduce(sums, "sum").tolist(), strict=True))
+        means = {name: totals[name] / plan.trained_tokens for name in ("clip_fraction", "entropy", "base_kl")}
         if not self.settings.kl_coef:
             del means["base_kl"]
-        return {"loss": loss, "grad_norm": float(grad_norm)} | means
+        return {"loss": totals["loss"], "grad_norm": float(grad_norm)} | means
 
     def _prepare_inputs(self, generation_batch: dict[str, Any]) -> dict[str, Any]:
         """Inputs come ready; TRL's method would generate completions."""
@@ -274,7 +356,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        """This micro-batch's part of the loss: summed over its tokens, divided by those of the whole step."""
+        """This micro-batch's part of the loss: the sum over its tokens, each by its scale."""
         settings = self.settings
         logprobs, entropy = self._logprobs(model, inputs)
         old = inputs.setdefault("old", logprobs.detach())
@@ -295,7 +377,23 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         clipped = torch.where(advantages > 0, ratio > 1 + settings.clip_high, ratio < 1 - settings.clip_low)
         self._sums["clip_fraction"] += float((clipped & (advantages != 0)).sum())
         self._sums["entropy"] += float(entropy.sum())
-        return losses.sum() / inputs["trained_tokens"]
+        loss = (losses * inputs["scale"]).sum()
+        self._sums["loss"] += float(loss.detach())
+        return loss * self.accelerator.num_processes  # whose gradients are averaged
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One optimiser step: this process's micro-batches, and tokens over all processes."""
+
+    parts: list[dict[str, Tensor]]
+    trained_tokens: int
+    padded_tokens: int
+
+
+def _silent(row: Row) -> Row:
+    """``row`` without trained tokens, for a process that has nothing to do but must take part."""
+    return Row(row.ids, [False] * len(row), row.logprobs, row.steps)
 
 
 def _returns_come_with_episodes(**_: Any) -> list[float | None]:

@@ -7,10 +7,10 @@ it has. Nothing is tokenised here: the ids are those that the model saw and samp
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from train.trajectory import Context, Episode
+from train.trajectory import Context, Episode, Role
 
 LENGTH_MULTIPLE = 64
 """Rows are padded to a multiple of this: odd lengths are slow (a quarter of the throughput on CPU)."""
@@ -38,18 +38,18 @@ class Row:
         return sum(self.trained)
 
 
-def rows_of(episode: Episode) -> list[Row]:
-    """The rows of an episode: one per context that has trained tokens, cut after its last trained token.
+def rows_of(episode: Episode, roles: Collection[Role] = ("action",)) -> list[Row]:
+    """The rows of an episode: one per context with tokens that ``roles`` wrote, cut after the last of them.
 
     Raises:
         ValueError: a span that lies outside its context, overlaps another, starts at the first token (which nothing
             predicts), or whose log-probabilities do not match its length.
     """
-    rows = [_row(context, f"episode {episode.id}, context {i}") for i, context in enumerate(episode.contexts)]
+    rows = [_row(context, roles, f"episode {episode.id}, context {i}") for i, context in enumerate(episode.contexts)]
     return [row for row in rows if row.ids]
 
 
-def _row(context: Context, where: str) -> Row:
+def _row(context: Context, roles: Collection[Role], where: str) -> Row:
     size = len(context.ids)
     trained = [False] * size
     logprobs = [math.nan] * size
@@ -70,7 +70,7 @@ def _row(context: Context, where: str) -> Row:
                     "tokens; the trajectory is damaged, collect it again"
                 )
             logprobs[span.start : span.end] = span.logprobs
-        trained[span.start : span.end] = [span.trained] * count
+        trained[span.start : span.end] = [span.trained and span.role in roles] * count
         steps[span.start : span.end] = [span.step] * count
     end = max((i + 1 for i, flag in enumerate(trained) if flag), default=0)
     return Row(context.ids[:end], trained[:end], logprobs[:end], steps[:end])
@@ -96,6 +96,23 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
             width = padded_length(lengths[index])
             batches.append([index])
     return batches
+
+
+def shares(lengths: Sequence[int], ranks: int, budget: int) -> list[list[list[int]]]:
+    """The micro-batches of each rank: longest rows first, each to the rank with the fewest padded tokens so far.
+
+    Every index appears exactly once. Ranks that would have fewer micro-batches get empty ones: each must take part in
+    every pass of a sharded model.
+    """
+    members: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        rank = loads.index(min(loads))
+        members[rank].append(index)
+        loads[rank] += padded_length(lengths[index])
+    packed = [[[own[i] for i in batch] for batch in pack([lengths[i] for i in own], budget)] for own in members]
+    most = max(map(len, packed))
+    return [batches + [[] for _ in range(most - len(batches))] for batches in packed]
 
 
 def padded_tokens(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> int:

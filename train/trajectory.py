@@ -17,10 +17,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Status = Literal["ok", "env_error", "model_error"]
 """``ok``: the episode ran to its end (won, lost or capped). The others are faults: never a success, never dropped."""
+
+
+Role = Literal["action", "plan", "instantiation", "summary"]
+"""What a generation was for: the turn that acts, the plan, an instantiated principle, a state summary."""
 
 
 class TrajectoryError(ValueError):
@@ -36,13 +40,13 @@ class Span(_Record):
 
     ``logprobs``: log-probability of each token under the distribution it was sampled from, shape (end - start,);
     None when no model sampled them (demonstrations). ``trained``: False for tokens that no loss may touch (an inserted
-    mistake of a recovery demonstration). ``role``: who spoke (``policy``). ``adapter``: version that produced it.
+    mistake of a recovery demonstration, a rejected attempt). ``adapter``: version that produced it.
     """
 
     start: int
     end: int
     step: int
-    role: str = "policy"
+    role: Role = "action"
     adapter: str = "base"
     logprobs: list[float] | None = None
     trained: bool = True
@@ -75,6 +79,8 @@ class Step(_Record):
     result: str = ""
     """The world's answer to the action."""
     admissible: list[str] | None = None
+    state: str = ""
+    """Id of the state in which the agent acted, where something names states; "": the observation stands for it."""
 
 
 class Episode(_Record):

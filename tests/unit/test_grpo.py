@@ -8,7 +8,14 @@ from trl import GRPOTrainer
 from tests.tiny_policy import tiny_base, word_tokenizer
 from train.adapters import load_adapter, new_adapter, save_adapter
 from train.config import ConfigError, GrpoConfig, LoraConfig
-from train.grpo import EpisodeGRPOTrainer, clipped_policy_loss, kl_estimate, truncated_importance_weights
+from train.grpo import (
+    EpisodeGRPOTrainer,
+    clipped_policy_loss,
+    kl_estimate,
+    loss_scale,
+    make_batch,
+    truncated_importance_weights,
+)
 from train.trajectory import Context, Episode, Span, Step
 
 pytestmark = pytest.mark.unit
@@ -37,9 +44,12 @@ def episode(model, prompt: list[int], completion: list[int], reward: float, shif
     logprobs = (full_logprobs(model, ids)[len(prompt) - 1 :] + shift).tolist()
     span = Span(start=len(prompt), end=len(ids), step=0, logprobs=logprobs)
     defaults = {"id": f"e{completion}", "phase": "collect", "env": "household", "task": "t", "task_type": "pick"}
-    return Episode(
-        **(defaults | fields), seed=0, episode_return=reward, contexts=[Context(ids=[*ids, 3, 4], spans=[span])]
-    )
+    defaults["steps"] = [Step(index=0, observation="", text="", action="x", reward=reward)]
+    return Episode(**(defaults | fields), seed=0, contexts=[Context(ids=[*ids, 3, 4], spans=[span])])
+
+
+def update(trainer: EpisodeGRPOTrainer, groups: list[list[Episode]]) -> dict[str, float]:
+    return trainer.update(make_batch(groups, trainer.settings, episode_tokens=10))
 
 
 def groups_of(model) -> list[list[Episode]]:
@@ -85,10 +95,11 @@ def test_loss_and_metrics_of_a_two_token_toy(tmp_path: Path) -> None:
     # exp(-0.1) = 0.904837) and by -1 (w = min(2, e) = 2): loss = -(0.4524187 - 1) / 2 = 0.2737907.
     trainer = trainer_of(tmp_path, normalise_std=False)
     group = [episode(trainer.model, [1, 5], [4], 1.0, shift=0.1), episode(trainer.model, [1, 5], [8], 0.0, shift=-1.0)]
-    metrics = trainer.update([group])
+    metrics = update(trainer, [group])
     assert metrics["loss"] == pytest.approx(0.2737907, abs=1e-6)
     assert metrics["sampler_kl"] == pytest.approx((0.1 - 1.0) / 2, abs=1e-5)
     assert metrics["sampler_max_difference"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["sampler_mean_difference"] == pytest.approx((0.1 + 1.0) / 2, abs=1e-5)
     assert metrics["truncated_share"] == 0.5
     assert metrics["clip_fraction"] == 0.0
     assert (metrics["rows"], metrics["tokens"], metrics["trained_tokens"]) == (2, 6, 2)
@@ -97,7 +108,14 @@ def test_loss_and_metrics_of_a_two_token_toy(tmp_path: Path) -> None:
     assert trainer.updates == 1
 
 
-def gradient(tmp_path: Path, budget: int, **settings) -> torch.Tensor:
+def test_loss_scales_by_hand() -> None:
+    # Two episodes with 3 and 1 trained tokens: means over tokens, over episodes, and over a constant length of 10.
+    assert [loss_scale("token", 2, count, 4, 10) for count in (3, 1)] == [0.25, 0.25]
+    assert [loss_scale("episode", 2, count, 4, 10) for count in (3, 1)] == [1 / 6, 0.5]
+    assert [loss_scale("constant", 2, count, 4, 10) for count in (3, 1)] == [0.05, 0.05]
+
+
+def gradient(tmp_path: Path, budget: int, groups=None, **settings) -> torch.Tensor:
     trainer = trainer_of(tmp_path, tokens_per_micro_batch=budget, **settings)
     with torch.no_grad():  # away from the start, where A has no gradient (B is zero)
         torch.manual_seed(1)
@@ -110,11 +128,19 @@ def gradient(tmp_path: Path, budget: int, **settings) -> torch.Tensor:
         kept.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.requires_grad]))
 
     trainer.optimizer.optimizer.register_step_pre_hook(keep)
-    trainer.update(groups_of(trainer.model))
+    update(trainer, (groups or groups_of)(trainer.model))
     return kept[-1]
 
 
-@pytest.mark.parametrize("settings", [{}, {"kl_coef": 0.1, "passes": 2, "learning_rate": 1e-2}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kl_coef": 0.1, "passes": 2, "learning_rate": 1e-2},
+        {"aggregation": "episode", "step_weight": 1.0},
+        {"aggregation": "constant", "mini_batch_groups": 1},
+    ],
+)
 def test_token_budgets_change_no_gradient(tmp_path: Path, settings: dict) -> None:
     gradients = [gradient(tmp_path, budget, max_grad_norm=1e9, **settings) for budget in (64, 256, 4096)]
     assert gradients[0].norm() > 0.01
@@ -122,15 +148,64 @@ def test_token_budgets_change_no_gradient(tmp_path: Path, settings: dict) -> Non
     torch.testing.assert_close(gradients[2], gradients[0], atol=1e-5, rtol=1e-5)
 
 
+def three_turns(model, *, rows: int) -> list[list[Episode]]:
+    """A group of two episodes with three trained turns each, as one context or as one for each turn."""
+    group = []
+    for number, reward in enumerate((1.0, 0.0)):
+        ids = [1 + number, 5, 9, 4, 7, 11, 12, 8, 6, 13, 14]
+        spans = [(3, 5), (6, 8), (9, 11)]
+        logprobs = full_logprobs(model, ids)
+        marks = [
+            Span(start=a, end=b, step=step, logprobs=logprobs[a - 1 : b - 1].tolist())
+            for step, (a, b) in enumerate(spans)
+        ]
+        whole = episode(model, ids[:1], ids[1:], 0.0, id=f"e{number}")
+        whole.steps = [
+            Step(index=i, observation=f"o{i}", text="", action="x", reward=reward * (i == 2)) for i in range(3)
+        ]
+        whole.contexts = (
+            [Context(ids=ids, spans=marks)]
+            if rows == 1
+            else [Context(ids=ids[: mark.end], spans=[mark]) for mark in marks]
+        )
+        group.append(whole)
+    return [group]
+
+
+@pytest.mark.parametrize("aggregation", ["token", "episode", "constant"])
+def test_the_number_of_rows_changes_no_gradient(tmp_path: Path, aggregation: str) -> None:
+    one, three = (
+        gradient(
+            tmp_path,
+            256,
+            lambda model, rows=rows: three_turns(model, rows=rows),
+            aggregation=aggregation,
+            step_weight=0.5,
+            max_grad_norm=1e9,
+        )
+        for rows in (1, 3)
+    )
+    assert one.norm() > 0.01
+    torch.testing.assert_close(three, one, atol=1e-6, rtol=1e-5)
+
+
+def test_mini_batches_step_once_each_against_the_policy_at_the_start(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, mini_batch_groups=1, learning_rate=1e-2)
+    metrics = update(trainer, groups_of(trainer.model))
+    assert (metrics["optimiser_steps"], metrics["rows"], trainer.updates) == (2, 6, 2)
+    # pi_old is the policy before the first step: of the sampler's own log-probabilities only the shift of 0.3 differs.
+    assert metrics["sampler_max_difference"] == pytest.approx(0.3, abs=1e-5)
+
+
 def test_loss_equals_that_of_trl(tmp_path: Path) -> None:
     """The same rows through TRL's own loss (DAPO normaliser), which knows the weight as part of the advantage."""
     trainer = trainer_of(tmp_path, temperature=0.8)
-    rows, advantages, _ = trainer._rows(groups_of(trainer.model))
-    total = sum(row.trained_tokens for row in rows)
-    part = trainer._tensors(rows, advantages, total)
+    (rows,) = make_batch(groups_of(trainer.model), trainer.settings, 10).steps
+    total = sum(item.row.trained_tokens for item in rows)
+    part = trainer._tensors(rows)
     # A policy that has moved away from pi_old, so that ratios are clipped on both sides.
     part["old"] = trainer._logprobs(trainer.model, part)[0].detach() + torch.linspace(-0.6, 0.6, total)
-    trainer._sums = {"clip_fraction": 0.0, "entropy": 0.0, "base_kl": 0.0}
+    trainer._sums = {"loss": 0.0, "clip_fraction": 0.0, "entropy": 0.0, "base_kl": 0.0}
     ours = trainer.compute_loss(trainer.model, part)
 
     def spread(values: torch.Tensor) -> torch.Tensor:
@@ -169,7 +244,7 @@ def test_one_step_needs_no_pass_for_the_old_logprobs(tmp_path: Path) -> None:
         return loss
 
     trainer.compute_loss = spy
-    trainer.update(groups_of(trainer.model))
+    update(trainer, groups_of(trainer.model))
     assert [float(value) for value in seen] == [0.0]
 
 
@@ -179,13 +254,13 @@ def test_groups_without_signal_and_faulty_episodes_are_dropped_and_counted(tmp_p
     equal = [episode(model, [1, 5], [4], 0.1), episode(model, [1, 5], [8], 0.1)]
     lone = [episode(model, [1, 5], [4], 1.0), episode(model, [1, 5], [8], 0.0, status="env_error")]
     before = lora_weights(model).clone()
-    metrics = trainer.update([equal, lone])
+    metrics = update(trainer, [equal, lone])
     assert metrics == {"groups": 2, "zero_signal_groups": 2, "fault_episodes": 1, "optimiser_steps": 0}
     assert torch.equal(lora_weights(model), before)
     # Equal returns, but an invalid action makes a difference.
-    step = Step(index=0, observation="", text="", action="x", valid=False)
+    step = Step(index=0, observation="", text="", action="x", valid=False, reward=0.1)
     penalised = [episode(model, [1, 5], [4], 0.1), episode(model, [1, 5], [8], 0.1, steps=[step])]
-    metrics = trainer.update([equal, penalised])
+    metrics = update(trainer, [equal, penalised])
     assert (metrics["groups"], metrics["zero_signal_groups"], metrics["rows"]) == (2, 1, 2)
     assert not torch.equal(lora_weights(model), before)
 
@@ -195,7 +270,7 @@ def test_demonstrations_are_refused(tmp_path: Path) -> None:
     group = [episode(trainer.model, [1, 5], [4], 1.0), episode(trainer.model, [1, 5], [8], 0.0)]
     group[1].contexts[0].spans[0].logprobs = None
     with pytest.raises(ValueError, match="without sampling log-probabilities"):
-        trainer.update([group])
+        update(trainer, [group])
 
 
 def test_updates_raise_the_rewarded_and_lower_the_punished_completion(tmp_path: Path) -> None:
@@ -208,14 +283,14 @@ def test_updates_raise_the_rewarded_and_lower_the_punished_completion(tmp_path: 
 
     before = probabilities()
     for _ in range(5):
-        trainer.update([[episode(model, good[:3], good[3:], 1.0), episode(model, bad[:3], bad[3:], 0.0)]])
+        update(trainer, [[episode(model, good[:3], good[3:], 1.0), episode(model, bad[:3], bad[3:], 0.0)]])
     after = probabilities()
     assert after[0] > before[0] + 0.5
     assert after[1] < before[1] - 0.5
     assert not any(module.training for module in model.modules())
     # A second step over the same episodes leaves pi_old behind: clipping sets in.
     trainer.settings = trainer.settings.model_copy(update={"passes": 4})
-    metrics = trainer.update([[episode(model, good[:3], good[3:], 1.0), episode(model, bad[:3], bad[3:], 0.0)]])
+    metrics = update(trainer, [[episode(model, good[:3], good[3:], 1.0), episode(model, bad[:3], bad[3:], 0.0)]])
     assert metrics["optimiser_steps"] == 4
     assert trainer.updates == 9
 
@@ -226,7 +301,7 @@ def test_kl_to_the_base_holds_the_policy_back(tmp_path: Path) -> None:
         for _ in range(6):
             model = trainer.model
             group = [episode(model, [1, 5, 9], [4, 7], 1.0), episode(model, [1, 5, 9], [8, 6], 0.0)]
-            metrics = trainer.update([group])
+            metrics = update(trainer, [group])
         assert ("base_kl" in metrics) == (kl_coef > 0)
         return abs(
             float((full_logprobs(trainer.model, [1, 5, 9, 4, 7]) - full_logprobs(tiny_base(), [1, 5, 9, 4, 7])).sum())
@@ -238,22 +313,22 @@ def test_kl_to_the_base_holds_the_policy_back(tmp_path: Path) -> None:
 def test_save_and_restore_give_a_bit_equal_next_update(tmp_path: Path) -> None:
     straight = trainer_of(tmp_path, learning_rate=1e-2)
     groups = groups_of(straight.model)
-    straight.update(groups)
+    update(straight, groups)
     save_adapter(straight.model, tmp_path / "adapter", "tiny")
     straight.save(tmp_path / "state")
     drawn = torch.rand(3)
-    straight.update(groups)
+    update(straight, groups)
 
     resumed = trainer_of(tmp_path, load_adapter(tiny_base(), tmp_path / "adapter", trainable=True), learning_rate=1e-2)
     resumed.restore(tmp_path / "state")
     assert torch.equal(torch.rand(3), drawn)
-    resumed.update(groups)
+    update(resumed, groups)
     assert torch.equal(lora_weights(resumed.model), lora_weights(straight.model))
     assert resumed.updates == straight.updates == 2
 
     restarted = load_adapter(tiny_base(), tmp_path / "adapter", trainable=True)
     forgetful = trainer_of(tmp_path, restarted, learning_rate=1e-2)
-    forgetful.update(groups)
+    update(forgetful, groups)
     assert not torch.equal(lora_weights(forgetful.model), lora_weights(straight.model))
 
 
@@ -261,7 +336,7 @@ def test_a_state_that_is_missing_damaged_or_of_another_adapter_is_refused(tmp_pa
     trainer = trainer_of(tmp_path)
     with pytest.raises(ConfigError, match="cannot be read"):
         trainer.restore(tmp_path / "absent")
-    trainer.update(groups_of(trainer.model))
+    update(trainer, groups_of(trainer.model))
     trainer.save(tmp_path)
     other = trainer_of(tmp_path, new_adapter(tiny_base(), LoraConfig(rank=16), 0))
     with pytest.raises(ConfigError, match="belongs to another adapter"):

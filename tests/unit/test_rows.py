@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.rows import pack, padded_length, padded_tokens, padding_share, rows_of
+from train.rows import pack, padded_length, padded_tokens, padding_share, rows_of, shares
 from train.trajectory import Context, Episode, Span
 
 pytestmark = pytest.mark.unit
@@ -123,3 +123,21 @@ def test_pack_keeps_every_row_within_the_budget(lengths: list[int], budget: int)
         width = padded_length(max(lengths[i] for i in batch))
         assert width % 64 == 0
         assert len(batch) * width <= budget or len(batch) == 1
+
+
+def test_shares_by_hand() -> None:
+    # Padded lengths 192, 128, 64, 64 on two ranks: 0 | 1, then 2 to the lighter, 3 to either (tie: 0).
+    assert shares([150, 100, 60, 10], 2, budget=192) == [[[0], [3]], [[1], [2]]]
+    # One row on three ranks: two take part with nothing.
+    assert shares([10], 3, budget=64) == [[[0]], [[]], [[]]]
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=30), st.integers(1, 5), st.integers(64, 2048))
+def test_ranks_share_every_row_once_in_equally_many_micro_batches(lengths: list[int], ranks: int, budget: int) -> None:
+    parts = shares(lengths, ranks, budget)
+    assert len(parts) == ranks
+    assert len({len(batches) for batches in parts}) == 1
+    assert sorted(i for batches in parts for batch in batches for i in batch) == list(range(len(lengths)))
+    for batches in parts:
+        for batch in batches:
+            assert len(batch) <= 1 or len(batch) * padded_length(max(lengths[i] for i in batch)) <= budget
