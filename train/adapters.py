@@ -121,6 +121,14 @@ def adapter_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def adapter_rank(folder: Path) -> int:
+    """The rank r of the LoRA adapter in ``folder``. Raises ConfigError: the folder holds no LoRA adapter."""
+    rank = _read_config(folder).get("r")
+    if not isinstance(rank, int) or rank < 1:
+        raise ConfigError(f"adapter {folder}: {CONFIG_FILE} has the rank r {rank!r}; {_REMEDY}")
+    return rank
+
+
 _REMEDY = "give a folder written by `saga train` or by PEFT's save_pretrained"
 
 

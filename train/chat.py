@@ -15,6 +15,10 @@ class ModelFault(RuntimeError):
     """A model call failed for good (server down, out of memory, answer without tokens)."""
 
 
+class ModelLost(RuntimeError):
+    """The model is gone and no later call can succeed: it ends the run, where a :class:`ModelFault` ends an episode."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Explicit sampling parameters of one call; no model default applies.

@@ -48,8 +48,9 @@ def train(
 
     settings = load_config(config, overrides)
 
-    from train.preflight import prepare_run, task_sets
+    from train.preflight import check_engine, prepare_run, task_sets
 
+    check_engine(settings)
     sets = task_sets(settings)
     folder = prepare_run(settings, resume=resume)
 
@@ -194,13 +195,13 @@ def main() -> None:
     except Exception as error:
         # The error classes are imported only now: they bring pydantic, and help must be instant.
         from envs.base import EnvFault, TaskError
-        from train.chat import ModelFault
+        from train.chat import ModelFault, ModelLost
         from train.config import ConfigError
         from train.trajectory import TrajectoryError
 
         if isinstance(error, ConfigError | TaskError | TrajectoryError):
             _fail(str(error), 2)
-        if isinstance(error, EnvFault | ModelFault):
+        if isinstance(error, EnvFault | ModelFault | ModelLost):
             _fail(str(error), 1)
         missing = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing and missing not in {"envs", "memory", "train"}:

@@ -18,6 +18,7 @@ from train.agent import ExpertPlayer, Job, Player, RandomPlayer, call_seed
 from train.config import Config, ConfigError, config_from, read_yaml
 from train.evaluate import evaluate, failure_line, metrics_table
 from train.files import write_json
+from train.preflight import check_engine
 
 if TYPE_CHECKING:
     from train.policy import Policy
@@ -49,6 +50,8 @@ def evaluate_target(
     console = Console()
     run = Path(target) if (Path(target) / "config.yaml").is_file() else None
     config = _configure(run, target, task_set, overrides, seeds)
+    if target not in MODELLESS:
+        check_engine(config)
     tasks = load_task_set(task_set, config.env.model_dump(mode="json"))
     if adapter is None and run is not None:
         adapter = _final_adapter(run)
@@ -64,7 +67,7 @@ def evaluate_target(
     if target not in MODELLESS:
         from train.policy import Policy
 
-        policy = Policy(config, adapter=adapter, trainable=False)
+        policy = Policy(config, adapter=adapter, trainable=False, folder=folder)
     write_json(folder / REQUEST, identity)
     result = asyncio.run(_evaluate(config, tasks, target, policy, folder, digest))
     console.print(metrics_table(result))
@@ -95,8 +98,13 @@ def _final_adapter(run: Path) -> Path | None:
 
 
 def _check_folder(folder: Path, identity: dict[str, Any], resume: bool) -> None:
-    """Raise ConfigError unless ``folder`` is free, or holds this very evaluation and may be resumed."""
+    """Raise ConfigError unless ``folder`` is free, or holds this very evaluation and may be resumed.
+
+    One in which no episode was played yet (the server did not start, say) is free.
+    """
     file = folder / REQUEST
+    if file.exists() and not (folder / "episodes").exists():
+        return
     if not file.exists():
         if folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"--out {folder}: exists and holds no evaluation; choose another folder")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from train.adapters import load_adapter, new_adapter, save_adapter
+from train.adapters import adapter_rank, load_adapter, new_adapter, save_adapter
 from train.agent import Job, PolicyPlayer
 from train.chat import ChatModel
 from train.config import AgentConfig, Config
-from train.load import load_policy, load_tokenizer, public_name
+from train.load import chosen_dtype, load_policy, load_tokenizer, model_folder, public_name
 from train.tokens import TokenCodec
+from train.vllm_server import VLLMServer, smallest_rank
 
 BASE = "base"
 
@@ -19,10 +20,22 @@ class Policy:
     """Model, tokenizer, codec and engine; ``adapter`` names the version that generates now.
 
     With ``engine: hf`` the trained weights themselves generate. With ``engine: server`` every new version is saved and
-    pushed to the servers, which must see the run folder under the same path.
+    pushed to the servers, which must see the run folder under the same path; with ``engine: vllm`` the only server is
+    started by :meth:`ready`, started again when it dies, and ended by :meth:`close`.
+
+    Args:
+        config: of the run.
+        adapter: folder of the adapter to begin with; None: the base model.
+        trainable: whether the weights are loaded here for training.
+        folder: takes the server's output, ``vllm.log``; None: the run's folder.
+
+    Raises:
+        ConfigError: the model cannot be loaded, the adapter does not fit, or vLLM is not installed.
     """
 
-    def __init__(self, config: Config, *, adapter: Path | None = None, trainable: bool) -> None:
+    def __init__(
+        self, config: Config, *, adapter: Path | None = None, trainable: bool, folder: Path | None = None
+    ) -> None:
         import torch
 
         torch.set_num_threads(config.run.threads or torch.get_num_threads())
@@ -30,6 +43,10 @@ class Policy:
         self.adapter = BASE
         self.model: Any = None
         self.chat: ChatModel
+        self._server: VLLMServer | None = None
+        if config.model.engine == "vllm":
+            log = (folder or config.run.dir / config.run.name) / "vllm.log"
+            self._server = own_server(config, log, adapter, trainable=trainable)
         local = trainable or config.model.engine == "hf"
         if local:
             self.model, self.tokenizer = load_policy(config.model)
@@ -55,14 +72,23 @@ class Policy:
                 max_context=self.config.agent.context_tokens,
             )
             self.chat.weights_changed(self.adapter)
-        else:
-            from train.server_model import ServerModel
+            return
+        from train.server_model import ServerModel
 
+        if self._server is not None:
+            self.chat = ServerModel([self._server.url], self._server.name, self.codec, revive=self._server.revive)
+        else:
             self.chat = ServerModel(model.urls, model.name, self.codec)
 
     async def ready(self) -> None:
-        """Check the servers, and give them the adapter that the policy was opened with."""
-        if self.config.model.engine == "server":
+        """Start the run's own server, check the servers, and give them the adapter that the policy was opened with.
+
+        Raises:
+            ConfigError: a server that does not fit. ModelFault: one that does not start or does not answer.
+        """
+        if self._server is not None:
+            await self._server.start()
+        if self.config.model.engine != "hf":
             await self.chat.check()  # type: ignore[attr-defined]
         if self._pending is not None:
             await self.activate(self._pending)
@@ -95,8 +121,42 @@ class Policy:
 
     @property
     def dtype(self) -> str:
-        """Of the weights that generate; empty where a server holds them."""
-        return "" if self.config.model.engine == "server" else str(self.model.dtype).removeprefix("torch.")
+        """Of the weights that generate; empty where a server that was started elsewhere holds them."""
+        if self.config.model.engine == "server":
+            return ""
+        return _name(chosen_dtype(self.config.model.dtype) if self._server else self.model.dtype)
 
     async def close(self) -> None:
-        await self.chat.close()
+        try:
+            await self.chat.close()
+        finally:
+            if self._server is not None:
+                self._server.stop()
+
+
+def own_server(config: Config, log: Path, adapter: Path | None, *, trainable: bool) -> VLLMServer:
+    """The server of ``model.engine: vllm``, not started yet. Raises ConfigError: see :class:`Policy`."""
+    vllm = config.vllm
+    ranks = [config.lora.rank] if trainable else []
+    if adapter is not None:
+        ranks.append(adapter_rank(adapter))
+    return VLLMServer(
+        model_folder(config.model.name),
+        served_name=public_name(config.model.name),
+        dtype=_name(chosen_dtype(config.model.dtype)),
+        log=log,
+        max_model_len=config.agent.context_tokens,
+        # Two: a version that episodes still use, and the next. A server that will see no adapter is faster without.
+        max_loras=2 if ranks else 0,
+        max_lora_rank=smallest_rank(max(ranks, default=1)),
+        gpu_memory=vllm.gpu_memory,
+        cpu_cache_gib=vllm.cpu_cache_gib,
+        threads=vllm.threads,
+        extra=vllm.flags,
+        env={"CUDA_VISIBLE_DEVICES": vllm.devices} if vllm.devices else {},
+        start_s=vllm.start_s,
+    )
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""What is checked before a run starts, without torch: its tasks, its folder, and what an earlier start left there."""
+"""What is checked before a run starts, without torch: engine, tasks, folder, and what an earlier start left there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from envs.base import Task
 from envs.tasksets import load_task_set
 from train.config import Config, ConfigError, load_config, save_config
 from train.files import write_json
+from train.vllm_server import installed_build
+
+
+def check_engine(config: Config) -> None:
+    """Raise ConfigError when ``model.engine`` is a program that is not installed here."""
+    if config.model.engine == "vllm":
+        installed_build()
 
 
 def task_sets(config: Config) -> dict[str, list[Task]]:

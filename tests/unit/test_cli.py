@@ -122,10 +122,35 @@ def test_an_existing_evaluation_is_resumed_only_on_request(
     assert "exists and holds no evaluation" in capsys.readouterr().err
     (folder / "out" / "mine.txt").unlink()
     (folder / "out" / "request.json").write_text("{}")
+    (folder / "out" / "episodes").mkdir()
     assert saga(monkeypatch, *args) == 2
     assert "go on with --resume" in capsys.readouterr().err
     assert saga(monkeypatch, *args, "--resume") == 2
     assert "holds another evaluation" in capsys.readouterr().err
+
+
+def test_an_evaluation_that_never_played_may_start_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "request.json").write_text("{}")
+    (folder / "out" / "vllm.log").write_text("CUDA out of memory")
+    assert saga(monkeypatch, "eval", "no/such/model", "--set", "household/easy/eval:0-1", "--out", "out") == 2
+    assert "model.name: 'no/such/model'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "args", [("train", "demo.yaml"), ("eval", "smollm2-135m-instruct", "--set", "household/easy/eval:0-1")]
+)
+def test_a_server_of_vllm_without_vllm_is_refused_before_anything_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("train.vllm_server.vllm_build", lambda: None)
+    monkeypatch.setattr("train.load.load_tokenizer", lambda config: pytest.fail("the model was loaded"))
+    before = sorted(folder.rglob("*"))
+    assert saga(monkeypatch, *args, "model.engine=vllm") == 2
+    assert capsys.readouterr().err.startswith("error: model.engine: 'vllm' needs vLLM, which is not installed; pip")
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_help_and_validate_load_no_torch(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.tiny import tiny_tokenizer
-from train.chat import ModelFault, Sampling
+from train.chat import ModelFault, ModelLost, Sampling
 from train.config import ConfigError
 from train.server_model import ServerModel
 from train.tokens import TokenCodec
@@ -181,6 +181,35 @@ def test_retries_end_with_a_fault_that_names_the_last_problem(server: FakeServer
     with pytest.raises(ModelFault, match=r"http://127.*completions failed for 0 s, last with HTTP 503: engine dead$"):
         use([server.url], lambda model: model.complete(PROMPT, Sampling(5), "a"), retry_s=0.3)
     assert 0.1 < time.monotonic() - started < 3.0
+
+
+def test_the_time_that_a_lost_server_takes_to_come_back_is_no_retrying(server: FakeServer) -> None:
+    """The second call fails after longer than ``retry_s`` and is tried again all the same."""
+    revivals = []
+
+    def slow(body: dict[str, Any]) -> Answer:
+        time.sleep(0.4)
+        server.answers["/v1/completions"] = failing(2, 0)
+        return 0, {}
+
+    async def revive() -> None:
+        revivals.append(len(server.calls))
+        await asyncio.sleep(0.4)
+
+    server.answers["/v1/completions"] = slow
+    text = use([server.url], lambda model: model.complete(PROMPT, Sampling(5), "a"), retry_s=0.3, revive=revive).text
+    assert text == "go"
+    assert revivals == [1, 2, 3]
+
+
+def test_a_server_that_is_lost_ends_the_call_at_once(server: FakeServer) -> None:
+    async def revive() -> None:
+        raise ModelLost("died three times")
+
+    server.answers["/v1/completions"] = failing(10**6, 0)
+    with pytest.raises(ModelLost, match="died three times"):
+        use([server.url], lambda model: model.complete(PROMPT, Sampling(5), "a"), revive=revive)
+    assert len(server.calls) == 1
 
 
 def test_a_refused_request_is_a_fault_at_once(server: FakeServer) -> None:

@@ -1,19 +1,24 @@
 """The life of the server process, with a stand-in for the package ``vllm`` that starts at once."""
 
+import asyncio
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from train.chat import ModelFault
-from train.config import ConfigError
-from train.vllm_server import VLLMServer
+from train.chat import ModelFault, ModelLost
+from train.config import ConfigError, config_from
+from train.policy import own_server
+from train.vllm_server import VLLMServer, smallest_rank
 
 pytestmark = [
     pytest.mark.unit,
@@ -32,7 +37,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         told = {"arguments": sys.argv[1:], "lora": os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
-                "extra": os.environ.get("EXTRA"), "pids": [os.getpid(), engine.pid]}
+                "extra": os.environ.get("EXTRA"), "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+                "threads": os.environ.get("OMP_NUM_THREADS"), "pids": [os.getpid(), engine.pid]}
         self.wfile.write(json.dumps(told).encode())
 port = int(sys.argv[sys.argv.index("--port") + 1])
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
@@ -140,10 +146,10 @@ import pathlib, time, train.vllm_server as module
 module.vllm_build = lambda: "gpu"
 server = module.VLLMServer("m", dtype="bfloat16", log=pathlib.Path({str(tmp_path / "log")!r}),
                            env={{"PYTHONPATH": {str(tmp_path / "fake")!r}}})
-def wait(self, process):
-    print(process.pid, flush=True)
+def wait(self):
+    print(self._process.pid, flush=True)
     time.sleep(600)
-module.VLLMServer._wait_for_health = wait
+module.VLLMServer._is_healthy = wait
 server.__enter__()
 """
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -156,5 +162,185 @@ server.__enter__()
 
 
 def test_without_vllm_the_error_says_what_to_install(make) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ConfigError, match="vLLM is not installed"):
+    with pytest.raises(ConfigError, match=r"'vllm' needs vLLM, which is not installed; pip install 'saga-agents\[vllm"):
         make(SILENT, build=None)
+
+
+@pytest.mark.parametrize(("rank", "allowed"), [(1, 1), (2, 8), (16, 16), (24, 32), (129, 256), (512, 512)])
+def test_the_largest_rank_is_rounded_up_to_what_vllm_takes(rank: int, allowed: int) -> None:
+    assert smallest_rank(rank) == allowed
+
+
+def test_a_rank_that_vllm_does_not_serve_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"lora\.rank: 513 is over 512"):
+        smallest_rank(513)
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.vllm_server._POLL_S", 0.05)
+
+
+async def pids_of(server: VLLMServer) -> list[int]:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        pids: list[int] = (await client.get(server.url)).json()["pids"]
+        return pids
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_server_that_died_is_started_once_for_all_who_wait(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    async def run() -> tuple[list[int], list[int], list[int]]:
+        server = make("print('start of a server', flush=True)\n" + HEALTHY)
+        await server.start()
+        url, first = server.url, await pids_of(server)
+        await server.revive()
+        unharmed = await pids_of(server)
+        os.kill(first[0], signal.SIGKILL)
+        assert gone(first[:1])
+        await asyncio.gather(*(server.revive() for _ in range(5)))
+        second = await pids_of(server)
+        assert server.url == url
+        server.stop()
+        return first, unharmed, second
+
+    first, unharmed, second = asyncio.run(run())
+    assert unharmed == first
+    assert set(first).isdisjoint(second)
+    assert gone(first)  # the engine too, which outlived its front end
+    assert gone(second)
+    assert (tmp_path / "logs/server.log").read_text().count("start of a server") == 2
+
+
+@pytest.mark.usefixtures("_quick")
+def test_the_event_loop_goes_on_while_a_server_starts(make) -> None:  # type: ignore[no-untyped-def]
+    async def run() -> int:
+        server = make("import time; time.sleep(1)\n" + HEALTHY)
+        starting = asyncio.create_task(server.start())
+        turns = 0
+        while not starting.done():
+            await asyncio.sleep(0.02)
+            turns += 1
+        await starting
+        server.stop()
+        return turns
+
+    assert asyncio.run(run()) > 25
+
+
+# Healthy on its first start only; the starts are counted in a file.
+SHORT_LIVED = """
+import os, pathlib
+starts = pathlib.Path(os.environ["STARTS"])
+starts.open("a").write("x")
+if len(starts.read_text()) in DIES_ON:
+    print("cannot allocate the cache")
+    raise SystemExit(7)
+"""
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_server_that_dies_again_and_again_is_lost(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    starts = tmp_path / "starts"
+
+    async def run() -> list[str]:
+        env = {"PYTHONPATH": str(tmp_path / "fake"), "STARTS": str(starts)}
+        server = make(SHORT_LIVED.replace("DIES_ON", "range(2, 9)") + HEALTHY, env=env)
+        await server.start()
+        os.kill((await pids_of(server))[0], signal.SIGKILL)
+        await asyncio.sleep(0.3)
+        outcomes = await asyncio.gather(*(server.revive() for _ in range(3)), return_exceptions=True)
+        server.stop()
+        assert all(isinstance(outcome, ModelLost) for outcome in outcomes)
+        return [str(outcome) for outcome in outcomes]
+
+    messages = asyncio.run(run())
+    assert starts.read_text() == "xxx"  # the first, and one for each of the first two deaths
+    assert messages[0].startswith("vLLM died 3 times in a row, last with code 7, and is not started again")
+    assert re.search(r"the end of .*server\.log:\n", messages[0])
+    assert all(message.endswith("\ncannot allocate the cache\ncannot allocate the cache") for message in messages)
+
+
+@pytest.mark.usefixtures("_quick")
+def test_the_death_of_a_server_that_had_settled_does_not_count(  # type: ignore[no-untyped-def]
+    make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.vllm_server._SETTLED_S", 0.0)
+    monkeypatch.setattr("train.vllm_server._DEATHS", 1)
+
+    async def run() -> list[int]:
+        server = make(HEALTHY)
+        await server.start()
+        first = await pids_of(server)
+        os.kill(first[0], signal.SIGKILL)
+        assert gone(first[:1])
+        await server.revive()
+        second = await pids_of(server)
+        server.stop()
+        return [first[0], second[0]]
+
+    first, second = asyncio.run(run())
+    assert first != second
+
+
+@pytest.mark.usefixtures("_quick")
+def test_who_comes_while_a_start_is_under_way_waits_for_it(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The first call is cancelled with the episodes that it was for; the start goes on for the next one."""
+    starts = tmp_path / "starts"
+
+    async def run() -> list[int]:
+        program = SHORT_LIVED.replace("DIES_ON", "()") + "import time; time.sleep(0.7)\n" + HEALTHY
+        server = make(program, env={"PYTHONPATH": str(tmp_path / "fake"), "STARTS": str(starts)})
+        await server.start()
+        os.kill((await pids_of(server))[0], signal.SIGKILL)
+        await asyncio.sleep(0.3)
+        first = asyncio.create_task(server.revive())
+        await asyncio.sleep(0.3)
+        first.cancel()
+        await server.revive()
+        pids = await pids_of(server)
+        server.stop()
+        return pids
+
+    assert len(asyncio.run(run())) == 2
+    assert starts.read_text() == "xx"
+
+
+def told_by(server: VLLMServer) -> dict[str, Any]:
+    with server:
+        told: dict[str, Any] = httpx.get(server.url).json()
+    return told
+
+
+def test_a_run_s_own_server_serves_what_the_configuration_says(  # type: ignore[no-untyped-def]
+    make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(HEALTHY, build="cpu")  # writes the stand-in package
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    model, adapter = tmp_path / "model", tmp_path / "policy-v0001"
+    for folder, file, content in ((model, "config.json", {}), (adapter, "adapter_config.json", {"r": 24})):
+        folder.mkdir()
+        (folder / file).write_text(json.dumps(content))
+    config = config_from(
+        {
+            "run": {"name": "demo"},
+            "model": {"name": str(model), "engine": "vllm", "dtype": "float32"},
+            "vllm": {"devices": "1", "threads": 2, "flags": ["--enforce-eager"]},
+            "agent": {"context_tokens": 1500},
+            "lora": {"rank": 8},
+            "eval": {"tasks": "household/easy/eval:0-3"},
+        },
+        [],
+    )
+    log = tmp_path / "run" / "vllm.log"
+    told = told_by(own_server(config, log, adapter, trainable=True))
+    arguments = told["arguments"]
+    assert value(arguments, "--model") == value(arguments, "--served-model-name") == str(model)
+    assert value(arguments, "--dtype") == "float32"
+    assert value(arguments, "--max-model-len") == "1500"
+    assert (value(arguments, "--max-loras"), value(arguments, "--max-lora-rank")) == ("2", "32")
+    assert "--enforce-eager" in arguments
+    assert (told["lora"], told["devices"], told["threads"]) == ("True", "1", "2")
+    assert "GET /health" in log.read_text()
+    # The run's own rank when nothing was trained yet, and no adapters at all where none will come.
+    assert value(told_by(own_server(config, log, None, trainable=True))["arguments"], "--max-lora-rank") == "8"
+    assert "--enable-lora" not in told_by(own_server(config, log, None, trainable=False))["arguments"]
