@@ -294,6 +294,10 @@ class Config(Section):
                 f"agent.max_new_tokens {self.agent.max_new_tokens} is over a quarter of agent.context_tokens "
                 f"{self.agent.context_tokens}; raise context_tokens"
             )
+        if self.grpo is not None and self.grpo.staleness == 1 and self.model.engine == "hf":
+            raise ValueError(
+                "grpo.staleness 1 needs a server (model.engine vllm or server): hf generates with the weights"
+            )
         if self.run.deterministic:
             self._check_deterministic()
         return self
@@ -305,8 +309,6 @@ class Config(Section):
             )
         if self.agent.concurrency != 1:
             raise ValueError(f"run.deterministic needs agent.concurrency 1, not {self.agent.concurrency}")
-        if self.grpo is not None and self.grpo.staleness:
-            raise ValueError("run.deterministic needs grpo.staleness 0, not 1")
 
     @property
     def staleness(self) -> int:

@@ -253,7 +253,12 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         }
 
     def save(self, folder: Path) -> None:
-        """Write optimiser, random state and counters (not the adapter) so that the next update is bit-equal."""
+        """Write optimiser, random state and counters (not the adapter) so that the next update is bit-equal.
+
+        All processes hold the same; rank 0 writes.
+        """
+        if not self.accelerator.is_main_process:
+            return
         folder.mkdir(parents=True, exist_ok=True)
         numpy = np.random.get_state(legacy=False)
         numpy["state"]["key"] = torch.from_numpy(numpy["state"]["key"].astype(np.int64))  # an array would be a pickle
@@ -418,6 +423,7 @@ def _arguments(config: GrpoConfig, out_dir: Path, seed: int) -> GRPOConfig:
         # The weights have the precision they shall have (base as loaded, LoRA fp32), and sampling sees the same.
         bf16=False,
         gradient_checkpointing=False,
+        ddp_find_unused_parameters=False,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,

@@ -74,13 +74,22 @@ class HFChatModel:
         max_batch: conversations that generate at the same time; further ones wait. Each has a cache of ``max_context``
             tokens, kept between its turns until another conversation needs the place.
         max_context: most tokens of prompt and completion together. A completion that reaches it is cut ("length").
+        share_prefixes: whether a new conversation may start from what another one has computed. How a prefix was cut
+            into forward passes shows in the last bits of the floats, so bit-equal runs do without.
 
     Raises:
         ConfigError: the model has layers that this engine cannot run (sliding window, linear attention).
     """
 
     def __init__(
-        self, model: PreTrainedModel | PeftModel, codec: TokenCodec, *, name: str, max_batch: int, max_context: int
+        self,
+        model: PreTrainedModel | PeftModel,
+        codec: TokenCodec,
+        *,
+        name: str,
+        max_batch: int,
+        max_context: int,
+        share_prefixes: bool = True,
     ) -> None:
         self.name = name
         self.adapter = "base"
@@ -91,6 +100,7 @@ class HFChatModel:
         self._stops = _stop_ids(self._model, codec)
         self._vocabulary: int = self._model.config.vocab_size
         self._max_context = max_context
+        self._share_prefixes = share_prefixes
         self._slots = [_Slot(number * max_context) for number in range(max_batch)]
         self._cache = PackedCache(max_batch * max_context)
         self._merged: MergedLora
@@ -226,14 +236,16 @@ class HFChatModel:
             idle = [slot for slot in self._slots if not slot.busy]
             if not idle:
                 return False
-            source = max(self._slots, key=lambda slot: _common(slot.held, request.prompt))
-            shared = _common(source.held, request.prompt)
-            coming = max((_common(other.prompt, request.prompt) for other in self._active), default=0)
-            if coming - shared >= SHARED_PREFIX_WORTH_WAITING:
-                return False
             slot = min(idle, key=lambda slot: (slot.conversation is not None, slot.used))
-            if source is not slot:
-                self._cache.copy(source.start, slot.start, shared)
+            shared = 0
+            if self._share_prefixes:
+                source = max(self._slots, key=lambda slot: _common(slot.held, request.prompt))
+                shared = _common(source.held, request.prompt)
+                coming = max((_common(other.prompt, request.prompt) for other in self._active), default=0)
+                if coming - shared >= SHARED_PREFIX_WORTH_WAITING:
+                    return False
+                if source is not slot:
+                    self._cache.copy(source.start, slot.start, shared)
         elif slot.busy:
             return False
         else:

@@ -7,67 +7,91 @@ import json
 import random
 import shutil
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from envs.base import Task
 from envs.pool import EnvPool
 from train.adapters import adapter_hash
+from train.advantages import has_signal, token_advantages
 from train.agent import Job
-from train.config import Config, ConfigError, GrpoConfig, WarmStartConfig
-from train.curriculum import iteration_tasks
+from train.config import Config, ConfigError, GrpoConfig, RejectionConfig, WarmStartConfig
+from train.curriculum import iteration_tasks, step_cap, total_signal
 from train.demonstrations import DemonstrationPlayer
 from train.evaluate import evaluate
 from train.files import write_json
-from train.grpo import EpisodeGRPOTrainer
+from train.grpo import make_batch
+from train.learner import Learner
 from train.metrics import summarise
 from train.policy import Policy
 from train.preflight import Journal
+from train.processes import Processes
 from train.progress import progress
+from train.report import closing_table, report_text
 from train.rollouts import collect
-from train.rows import rows_of
-from train.sft import optimiser_batches, train_sft
-from train.tables import compact_table, percent, success_text
+from train.rows import Row, rows_of
+from train.sft import optimiser_batches
 from train.tracking import Tracker
 from train.trajectory import Episode
 
-EVALUATIONS = {"eval-start": "untrained", "eval-warm": "after warm start", "eval-final": "after RL"}
-"""Phases that evaluate, and their names in the closing table."""
-
 
 def train(config: Config, folder: Path, sets: dict[str, list[Task]], console: Console) -> None:
-    """Run ``config`` to its end in ``folder`` (see :mod:`train.preflight` for what was checked before)."""
-    asyncio.run(_Run(config, folder, sets, console).run())
+    """Run ``config`` to its end in ``folder`` (see :mod:`train.preflight` for what was checked before).
+
+    In a job of several processes rank 0 runs it, and the others learn with it.
+    """
+    if config.run.deterministic:
+        import torch
+
+        torch.use_deterministic_algorithms(True)
+    processes = Processes()
+    learner = Learner(config, folder, processes)
+    if processes.rank > 0:
+        learner.follow()
+        return
+    try:
+        asyncio.run(_Run(config, folder, sets, console, learner).run())
+    finally:
+        learner.dismiss()
 
 
 class _Run:
-    def __init__(self, config: Config, folder: Path, sets: dict[str, list[Task]], console: Console) -> None:
+    def __init__(
+        self, config: Config, folder: Path, sets: dict[str, list[Task]], console: Console, learner: Learner
+    ) -> None:
         self.config = config
         self.folder = folder
         self.sets = sets
         self.console = console
+        self.learner = learner
         self.journal = Journal(folder / "journal.json")
         self.tracker = Tracker(folder, config.tracking, config.model_dump(mode="json"))
         self.evals: dict[str, dict[str, Any]] = {}
 
     async def run(self) -> None:
         config = self.config
-        saved = self.journal.last("adapter")
-        adapter = self.folder / saved if saved else None
-        self.policy = Policy(config, adapter=adapter, trainable=bool(config.warm_start or config.grpo))
+        self.adapter: str | None = self.journal.last("adapter")
+        """Folder of the newest adapter, in the run's folder."""
+        learns = bool(config.warm_start or config.rejection or config.grpo)
+        adapter = self.folder / self.adapter if self.adapter else None
+        self.policy = Policy(config, adapter=adapter, trainable=learns, folder=self.folder)
         try:
             async with self._env_pool(config.env.max_steps) as pool:
                 self.pool = pool
                 await self.policy.ready()
                 await self._evaluate("eval-start")
-                if adapter is None and (config.warm_start or config.grpo):
-                    await self.policy.start_adapter()
+                if learns:
+                    await self._open_learner(adapter)
                 if config.warm_start:
                     await self._warm_start(config.warm_start)
                     await self._evaluate("eval-warm")
+                if config.rejection:
+                    await self._reject(config.rejection)
+                    await self._evaluate("eval-rejection")
                 if config.grpo:
                     await self._optimise(config.grpo)
                     await self._evaluate("eval-final")
@@ -75,6 +99,21 @@ class _Run:
             await self.policy.close()
             self.tracker.close()
         self._finish()
+
+    async def _open_learner(self, adapter: Path | None) -> None:
+        if adapter is None:
+            await self.policy.start_adapter()
+        self.learner.model, self.learner.tokenizer = self.policy.model, self.policy.tokenizer
+        await asyncio.to_thread(self.learner.lead, "open", adapter)
+
+    @asynccontextmanager
+    async def _pool_with(self, max_steps: int) -> AsyncIterator[EnvPool]:
+        """The run's pool, or another one when the step cap differs."""
+        if max_steps == self.config.env.max_steps:
+            yield self.pool
+        else:
+            async with self._env_pool(max_steps) as pool:
+                yield pool
 
     def _env_pool(self, max_steps: int) -> EnvPool:
         pool = self.config.pool
@@ -141,106 +180,198 @@ class _Run:
             raise ConfigError(f"warm_start.tasks {warm.tasks!r}: the expert won none of {count} episodes; check env")
         rows = [row for episode in won for row in rows_of(episode)]
         self.tracker.log(0, "demos", episodes=count, won=len(won), rows=len(rows))
-        steps = len(optimiser_batches([len(row) for row in rows], warm.epochs, warm.tokens_per_batch, config.run.seed))
-        with progress(steps, "warm start") as bar:
+        await self._fine_tune("warm start", rows, warm, f"{len(won)} demonstrations")
+        await self._new_version(0)
+        self.journal.finish("warm-start", adapter=self.adapter)
+
+    async def _reject(self, settings: RejectionConfig) -> None:
+        """Rejection-sampling fine-tuning: learn from the policy's own successes."""
+        if self.journal.done("rejection"):
+            return
+        config = self.config
+        await self._first_version()
+        tasks = self.sets[settings.tasks]
+        chosen = random.Random(f"{config.run.seed}/rejection").sample(tasks, min(settings.episodes, len(tasks)))
+        groups = await self._play("rejection", chosen, settings.samples, 0, settings.temperature, config.env.max_steps)
+        kept = [episode for group in groups for episode in successes(group, settings.keep)]
+        played = [episode for group in groups for episode in group]
+        summary = summarise(played)
+        self.tracker.log(0, "rejection-rollouts", success=summary["success"], episodes=len(played), kept=len(kept))
+        if not kept:
+            raise ConfigError(
+                f"rejection.tasks {settings.tasks!r}: the policy won none of {len(played)} episodes; warm it up more "
+                "or choose easier tasks"
+            )
+        rows = [row for episode in kept for row in rows_of(episode)]
+        await self._fine_tune("rejection", rows, settings, f"{len(kept)} own successes of {len(played)} episodes")
+        await self._new_version(1)
+        self.journal.finish("rejection", adapter=self.adapter)
+
+    async def _fine_tune(
+        self, name: str, rows: list[Row], settings: WarmStartConfig | RejectionConfig, source: str
+    ) -> None:
+        lengths = [len(row) for row in rows]
+        steps = len(optimiser_batches(lengths, settings.epochs, settings.tokens_per_batch, self.config.run.seed))
+        with progress(steps, name) as bar:
 
             def log(step: int, metrics: dict[str, float]) -> None:
-                self.tracker.log(step, "warm-start", **metrics)
+                self.tracker.log(step, name.replace(" ", "-"), **metrics)
                 bar.advance(loss=metrics["loss"], tokens_per_second=metrics["tokens_per_second"])
 
-            figures = await asyncio.to_thread(
-                train_sft,
-                policy.model,
-                policy.tokenizer,
-                rows,
-                warm,
-                seed=config.run.seed,
-                out_dir=self.folder / "sft",
-                log=log,
-            )
+            self.learner.on_step = log
+            figures = await asyncio.to_thread(self.learner.lead, "fine_tune", rows, settings)
         self._say(
-            f"warm start: {len(won)} demonstrations, {figures['steps']} steps, {figures['tokens']} tokens, "
+            f"{name}: {source}, {figures['steps']} steps, {figures['tokens']} tokens, "
             f"loss {figures['first_loss']:.2f} -> {figures['loss']:.2f}, {figures['seconds']:.0f} s"
         )
-        await self._new_version(0)
-        self.journal.finish("warm-start", adapter=f"adapters/{policy.adapter}")
 
     async def _optimise(self, grpo: GrpoConfig) -> None:
-        config, policy = self.config, self.policy
-        trainer = EpisodeGRPOTrainer(
-            policy.model, policy.tokenizer, grpo, out_dir=self.folder / "grpo", seed=config.run.seed
-        )
+        await self._first_version()
         state = self.journal.last("trainer")
-        if state:
-            trainer.restore(self.folder / state)
-        for iteration in range(1, grpo.iterations + 1):
-            phase = f"grpo-{iteration:04d}"
-            if self.journal.done(phase):
-                continue
-            started = time.perf_counter()
-            tasks = iteration_tasks(self.sets[grpo.tasks], grpo.groups, iteration, config.run.seed)
-            jobs = [
-                Job(f"{phase}/{group:03d}-{rollout}", phase, task, seed=iteration, group=f"{phase}/{group:03d}")
-                for group, task in enumerate(tasks)
-                for rollout in range(grpo.group_size)
-            ]
+        await asyncio.to_thread(self.learner.lead, "start_optimisation", self.folder / state if state else None)
+        following: asyncio.Task[tuple[list[list[Episode]], float]] | None = None
+        ended = time.perf_counter()
+        try:
+            for iteration in range(1, grpo.iterations + 1):
+                phase = _phase(iteration)
+                if self.journal.done(phase):
+                    continue
+                groups, rollout_seconds = await (following or self._rollout(grpo, iteration))
+                following = None
+                if self.config.staleness and iteration < grpo.iterations:
+                    following = asyncio.create_task(self._rollout(grpo, iteration + 1))
+                batch = make_batch(groups, grpo, self.config.env.max_steps * self.config.agent.max_new_tokens)
+                metrics = await asyncio.to_thread(self.learner.lead, "update", batch)
+                seconds = {"rollout_seconds": rollout_seconds, "iteration_seconds": time.perf_counter() - ended}
+                ended = time.perf_counter()
+                self._log_iteration(grpo, iteration, groups, metrics | seconds)
+                await self._save_version(self._number(iteration))
+                kept = self.folder / "state" / phase
+                await asyncio.to_thread(self.learner.lead, "save_state", kept)
+                signal = _signal(groups, grpo)
+                self.journal.finish(phase, adapter=self.adapter, trainer=f"state/{phase}", signal=signal)
+                if state:
+                    shutil.rmtree(self.folder / state, ignore_errors=True)
+                state = f"state/{phase}"
+        finally:
+            if following is not None:
+                following.cancel()
+        await self._act_with(self._number(grpo.iterations))
+
+    async def _rollout(self, grpo: GrpoConfig, iteration: int) -> tuple[list[list[Episode]], float]:
+        """The groups of an iteration, all played by one adapter (the newest but ``staleness``), and the seconds."""
+        seen = iteration - 1 - self.config.staleness
+        await self._act_with(self._number(max(0, seen)))
+        started = time.perf_counter()
+        signal = total_signal(self.journal.left(_phase(i))["signal"] for i in range(1, seen + 1))
+        tasks = iteration_tasks(
+            self.sets[grpo.tasks],
+            grpo.groups + grpo.refill,
+            iteration,
+            self.config.run.seed,
+            prefer_signal=grpo.prefer_signal,
+            signal=signal,
+        )
+        cap = step_cap(grpo.max_steps, iteration, grpo.iterations, self.config.env.max_steps)
+        groups: list[list[Episode]] = []
+        missing = grpo.groups
+        while missing and len(groups) < len(tasks):
+            more = tasks[len(groups) : len(groups) + missing]
+            groups += await self._play(
+                _phase(iteration), more, grpo.group_size, iteration, grpo.temperature, cap, first=len(groups)
+            )
+            loud = sum(has_signal(token_advantages(_sound(group), grpo)) for group in groups)
+            missing = grpo.groups - loud if grpo.refill else 0
+        return groups, time.perf_counter() - started
+
+    async def _play(
+        self,
+        phase: str,
+        tasks: list[Task],
+        group_size: int,
+        seed: int,
+        temperature: float,
+        max_steps: int,
+        first: int = 0,
+    ) -> list[list[Episode]]:
+        """A group of ``group_size`` episodes for each task; groups are numbered from ``first`` on."""
+        jobs = [
+            Job(f"{phase}/{group:03d}-{rollout}", phase, task, seed=seed, group=f"{phase}/{group:03d}")
+            for group, task in enumerate(tasks, start=first)
+            for rollout in range(group_size)
+        ]
+        async with self._pool_with(max_steps) as pool:
             episodes = await collect(
-                self.pool,
-                lambda job: policy.player(job, grpo.temperature),
+                pool,
+                lambda job: self.policy.player(job, temperature),
                 jobs,
-                max_steps=config.env.max_steps,
-                concurrency=config.agent.concurrency,
+                max_steps=max_steps,
+                concurrency=self.config.agent.concurrency,
                 file=self.folder / "episodes" / f"{phase}.jsonl.gz",
                 description=phase,
             )
-            rolled = time.perf_counter() - started
-            groups = [episodes[start : start + grpo.group_size] for start in range(0, len(episodes), grpo.group_size)]
-            metrics = await asyncio.to_thread(trainer.update, groups)
-            self._log_iteration(iteration, phase, episodes, {**metrics, "rollout_seconds": rolled})
-            await self._new_version(iteration)
-            kept = self.folder / "state" / phase
-            trainer.save(kept)
-            self.journal.finish(phase, adapter=f"adapters/{policy.adapter}", trainer=f"state/{phase}")
-            if state:
-                shutil.rmtree(self.folder / state, ignore_errors=True)
-            state = f"state/{phase}"
+        return [episodes[start : start + group_size] for start in range(0, len(episodes), group_size)]
+
+    def _number(self, iteration: int) -> int:
+        """The adapter version that an iteration ends with; iteration 0: the one that GRPO starts from."""
+        return iteration + (1 if self.config.rejection else 0)
+
+    async def _first_version(self) -> None:
+        """Without a warm start the fresh adapter is version 0."""
+        if self.adapter is None:
+            await self._new_version(0)
 
     async def _new_version(self, number: int) -> None:
         """Save the adapter under the next version and generate with it."""
-        folder = self.folder / "adapters" / f"policy-v{number:04d}"
-        shutil.rmtree(folder, ignore_errors=True)  # left by a kill between saving and journalling
-        self.policy.save(folder)
-        await self.policy.activate(folder)
-        outdated = number - self.config.run.keep_adapters
-        if outdated > 0:
-            shutil.rmtree(folder.with_name(f"policy-v{outdated:04d}"), ignore_errors=True)
+        await self._save_version(number)
+        await self._act_with(number)
 
-    def _log_iteration(self, iteration: int, phase: str, episodes: list[Episode], metrics: dict[str, float]) -> None:
+    async def _save_version(self, number: int) -> None:
+        self.adapter = f"adapters/{_version(number)}"
+        folder = self.folder / self.adapter
+        shutil.rmtree(folder, ignore_errors=True)  # left by a kill between saving and journalling
+        await asyncio.to_thread(self.learner.lead, "save_adapter", folder)
+        outdated = number - max(self.config.run.keep_adapters, self.config.staleness + 1)
+        if outdated > 0:
+            shutil.rmtree(folder.with_name(_version(outdated)), ignore_errors=True)
+
+    async def _act_with(self, number: int) -> None:
+        if self.policy.adapter != _version(number):
+            await self.policy.activate(self.folder / "adapters" / _version(number))
+
+    def _log_iteration(
+        self, grpo: GrpoConfig, iteration: int, groups: list[list[Episode]], metrics: dict[str, float]
+    ) -> None:
+        episodes = [episode for group in groups for episode in group]
         summary = summarise(episodes)
-        metrics = {
-            **metrics,
+        metrics = metrics | {
+            "staleness": min(iteration - 1, self.config.staleness),
             **{key: summary[key] for key in ("success", "score", "steps", "invalid_rate", "repeated_rate", "faults")},
         }
-        self.tracker.log(iteration, phase, **metrics)
+        self.tracker.log(iteration, _phase(iteration), **metrics)
         self.tracker.table("rollouts", [_sampled(episode) for episode in episodes[:: max(1, len(episodes) // 8)]])
         self._say(
-            f"{phase}: success {metrics['success']:.1%}, invalid actions {metrics['invalid_rate']:.1%}, "
+            f"{_phase(iteration)}: success {metrics['success']:.1%}, invalid actions {metrics['invalid_rate']:.1%}, "
             f"{metrics['zero_signal_groups']:.0f} of {metrics['groups']:.0f} groups without signal, "
             f"rollout {metrics['rollout_seconds']:.0f} s, update {metrics.get('update_seconds', 0):.0f} s"
         )
+        if metrics.get("sampler_mean_difference", 0.0) > grpo.mismatch_warning:
+            self._say(
+                f"warning: {_phase(iteration)}: the sampler's log-probabilities differ from the trainer's by "
+                f"{metrics['sampler_mean_difference']:.3f} nats on average (grpo.mismatch_warning "
+                f"{grpo.mismatch_warning}); check that both have the same dtype and the same adapter"
+            )
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)
 
     def _finish(self) -> None:
-        final = self.policy.adapter
-        adapter = f"adapters/{final}" if final != "base" else None
         evals = [f"evals/{phase}.json" for phase in self.evals]
-        write_json(self.folder / "result.json", {"adapter": adapter, "evals": evals})
-        (self.folder / "report.md").write_text(report_text(self.config, self.folder, self.evals, adapter))
+        write_json(self.folder / "result.json", {"adapter": self.adapter, "evals": evals})
+        (self.folder / "report.md").write_text(report_text(self.config, self.folder, self.evals, self.adapter))
         self.console.print(closing_table(self.evals))
         for label, path in (
-            ("adapter", adapter),
+            ("adapter", self.adapter),
             ("report", "report.md"),
             ("metrics", "metrics.jsonl"),
             ("episodes", "episodes/"),
@@ -248,6 +379,30 @@ class _Run:
         ):
             if path:
                 self._say(f"{label:12} {self.folder / path}")
+
+
+def successes(group: list[Episode], keep: int) -> list[Episode]:
+    """The ``keep`` shortest won episodes of a group (ties: the earlier one)."""
+    return sorted((episode for episode in group if episode.won), key=lambda episode: len(episode.steps))[:keep]
+
+
+def _phase(iteration: int) -> str:
+    return f"grpo-{iteration:04d}"
+
+
+def _version(number: int) -> str:
+    return f"policy-v{number:04d}"
+
+
+def _sound(group: list[Episode]) -> list[Episode]:
+    return [episode for episode in group if episode.status == "ok"]
+
+
+def _signal(groups: list[list[Episode]], grpo: GrpoConfig) -> dict[str, list[int]]:
+    """Per task type: groups with signal, groups played (see :mod:`train.curriculum`)."""
+    return total_signal(
+        {group[0].task_type: [int(has_signal(token_advantages(_sound(group), grpo))), 1]} for group in groups
+    )
 
 
 def _sampled(episode: Episode) -> dict[str, Any]:
@@ -260,44 +415,3 @@ def _sampled(episode: Episode) -> dict[str, Any]:
         "steps": len(episode.steps),
         "transcript": "\n".join(f"> {step.action or step.text}\n{step.result}" for step in episode.steps),
     }
-
-
-_CLOSING_COLUMNS = ("policy", "games", "success % (95 %)", "score", "steps", "invalid actions %")
-
-
-def closing_table(evals: dict[str, dict[str, Any]]) -> Table:
-    """The success rates of a run's evaluations, with intervals."""
-    table = compact_table("held-out games", _CLOSING_COLUMNS, left=("policy",))
-    for row in _closing_rows(evals):
-        table.add_row(*row)
-    return table
-
-
-def _closing_rows(evals: dict[str, dict[str, Any]]) -> list[list[str]]:
-    return [
-        [
-            EVALUATIONS[phase],
-            str(result["metrics"]["items"]),
-            success_text(result["metrics"]["success"], result["metrics"]["success_interval"]),
-            f"{result['metrics']['score']:.3f}",
-            f"{result['metrics']['steps']:.1f}",
-            percent(result["metrics"]["invalid_rate"]),
-        ]
-        for phase, result in evals.items()
-    ]
-
-
-def report_text(config: Config, folder: Path, evals: dict[str, dict[str, Any]], adapter: str | None) -> str:
-    """``report.md``: what was run, the table of success rates, and success per task type."""
-    lines = [f"# {config.run.name}", "", f"Model {config.model.name}, task set {config.eval.tasks}.", ""]
-    lines += [f"| {' | '.join(_CLOSING_COLUMNS)} |", f"|{'---|' * len(_CLOSING_COLUMNS)}"]
-    lines += [f"| {' | '.join(row)} |" for row in _closing_rows(evals)]
-    types = sorted({name for result in evals.values() for name in result["metrics"]["by_type"]})
-    lines += ["", "Success by task type:", "", f"| task type | {' | '.join(EVALUATIONS[phase] for phase in evals)} |"]
-    lines += [f"|---|{'---|' * len(evals)}"]
-    for name in types:
-        cells = [f"{result['metrics']['by_type'][name]['success']:.1%}" for result in evals.values()]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    if adapter:
-        lines += ["", f"Adapter: `{folder / adapter}`"]
-    return "\n".join(lines) + "\n"

@@ -70,6 +70,7 @@ class Policy:
                 name=public_name(model.name),
                 max_batch=model.max_batch,
                 max_context=self.config.agent.context_tokens,
+                share_prefixes=not self.config.run.deterministic,
             )
             self.chat.weights_changed(self.adapter)
             return

@@ -27,7 +27,7 @@ def task_sets(config: Config) -> dict[str, list[Task]]:
     """
     sets = {
         section.tasks: load_task_set(section.tasks, config.env.model_dump(mode="json"))
-        for section in (config.warm_start, config.grpo, config.eval)
+        for section in (config.warm_start, config.rejection, config.grpo, config.eval)
         if section is not None
     }
     _check_disjoint(config, sets)
@@ -36,7 +36,7 @@ def task_sets(config: Config) -> dict[str, list[Task]]:
 
 def _check_disjoint(config: Config, sets: dict[str, list[Task]]) -> None:
     held_out = {task.id for task in sets[config.eval.tasks]}
-    for name in ("warm_start", "grpo"):
+    for name in ("warm_start", "rejection", "grpo"):
         section = getattr(config, name)
         shared = held_out & {task.id for task in sets[section.tasks]} if section else set()
         if shared:
@@ -70,6 +70,10 @@ class Journal:
     def finish(self, phase: str, **left: Any) -> None:
         self._phases[phase] = left
         write_json(self._path, self._phases)
+
+    def left(self, phase: str) -> dict[str, Any]:
+        """What the finished ``phase`` left behind."""
+        return self._phases[phase]
 
     def last(self, key: str) -> Any:
         """The newest value that a finished phase left under ``key``; None when there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,13 +23,13 @@ class Bar(Protocol):
 def progress(
     total: int, description: str, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Bar]:
-    """Show the progress of ``total`` items on standard error while the block runs.
+    """Show the progress of ``total`` items on standard error while the block runs (in rank 0 of several processes).
 
     Args:
         console: where to write; a terminal gets a bar, anything else plain lines.
         clock: seconds, monotonic.
     """
-    console = console or Console(stderr=True)
+    console = console or Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
     if console.is_terminal:
         with _terminal_bar(total, description, console, clock) as bar:
             yield bar

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on demonstrations with TRL, in optimiser steps of a token budget."""
+"""Supervised fine-tuning on episodes with TRL, in optimiser steps of a token budget."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from train.config import ConfigError, WarmStartConfig
+from train.config import ConfigError, RejectionConfig, WarmStartConfig
 from train.logprobs import trained_logprobs
-from train.rows import LENGTH_MULTIPLE, Row, pack, padded_length, padded_tokens
+from train.rows import LENGTH_MULTIPLE, Row, padded_length, padded_tokens, shares
 
 IGNORED = -100
 WARMUP_SHARE = 0.1
@@ -33,7 +33,7 @@ def train_sft(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Row],
-    config: WarmStartConfig,
+    config: WarmStartConfig | RejectionConfig,
     *,
     seed: int,
     out_dir: Path,
@@ -42,8 +42,8 @@ def train_sft(
     """Fine-tune ``model`` (its trainable parameters) on the trained tokens of ``rows``; it comes back in eval mode.
 
     Each optimiser step takes about ``tokens_per_batch`` padded tokens and minimises the mean negative log-likelihood
-    over all their trained tokens, so that the cut into micro-batches changes no gradient. AdamW, cosine schedule after
-    a linear warm-up over a tenth of the steps. Seeds the global random state.
+    over all their trained tokens, so that the cut into micro-batches and processes changes no gradient. AdamW, cosine
+    schedule after a linear warm-up over a tenth of the steps. Seeds the global random state.
 
     Args:
         log: called with (step from 1 on, metrics: loss in nats per trained token, grad_norm, learning_rate, entropy,
@@ -59,8 +59,7 @@ def train_sft(
     batches = optimiser_batches([len(row) for row in rows], config.epochs, config.tokens_per_batch, seed)
     if not batches:
         raise ConfigError(
-            f"warm_start: {len(rows)} demonstration rows with trained tokens; raise warm_start.episodes or check that "
-            "the expert wins on warm_start.tasks"
+            f"{len(rows)} rows with trained tokens to fine-tune on; raise episodes or check that they are won"
         )
     trainer = _RowTrainer(
         model=model,
@@ -69,17 +68,15 @@ def train_sft(
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.plan(batches, config.tokens_per_micro_batch, log)
+    lengths = [len(row) for row in rows]
+    plan = [_step_plan(lengths, batch, trainer.accelerator.num_processes, config) for batch in batches]
+    trainer.plan(rows, plan, log)
     start = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - start
     model.eval()  # type: ignore[no-untyped-call]
-    lengths = [len(row) for row in rows]
     tokens = sum(lengths[i] for batch in batches for i in batch)
-    padded = sum(
-        padded_tokens([lengths[i] for i in batch], pack([lengths[i] for i in batch], config.tokens_per_micro_batch))
-        for batch in batches
-    )
+    padded = sum(padded_tokens(lengths, [part for part in parts if part]) for step in plan for parts in step)
     last = trainer.losses[-max(1, len(batches) // 10) :]
     return {
         "steps": len(batches),
@@ -115,6 +112,14 @@ def optimiser_batches(lengths: Sequence[int], epochs: float, budget: int, seed: 
     return batches
 
 
+def _step_plan(
+    lengths: Sequence[int], batch: Sequence[int], processes: int, config: WarmStartConfig | RejectionConfig
+) -> list[list[list[int]]]:
+    """The micro-batches of one optimiser step, per process, as indices of rows."""
+    parts = shares([lengths[i] for i in batch], processes, config.tokens_per_micro_batch)
+    return [[[batch[i] for i in part] for part in own] for own in parts]
+
+
 def _dataset(rows: Sequence[Row]) -> Dataset:
     """Pre-tokenised rows as TRL takes them; labels hold the trained tokens only."""
     return Dataset.from_dict(
@@ -143,6 +148,7 @@ def _arguments(config: WarmStartConfig, steps: int, seed: int, out_dir: Path) ->
         # The weights have the precision they shall have (base as loaded, LoRA fp32), and sampling sees the same.
         bf16=False,
         gradient_checkpointing=False,
+        ddp_find_unused_parameters=False,
         logging_steps=1,
         save_strategy="no",
         report_to="none",
@@ -152,42 +158,53 @@ def _arguments(config: WarmStartConfig, steps: int, seed: int, out_dir: Path) ->
 
 
 class _RowTrainer(SFTTrainer):
-    """SFTTrainer whose steps are given lists of rows, cut into micro-batches by tokens instead of by rows."""
+    """SFTTrainer whose steps are given lists of rows, cut by tokens into micro-batches and processes."""
 
-    def plan(self, batches: list[list[int]], tokens_per_micro_batch: int, log: Log) -> None:
-        self.batches = batches
-        self.tokens_per_micro_batch = tokens_per_micro_batch
+    def plan(self, rows: Sequence[Row], steps: list[list[list[list[int]]]], log: Log) -> None:
+        """``steps``: of each optimiser step, of each process, of each micro-batch, the row indices."""
+        self.rows = rows
+        self.steps = steps
         self.on_log = log
         self.losses: list[float] = []
         self._step_start = time.perf_counter()
 
     def get_train_dataloader(self) -> DataLoader:
-        loader = DataLoader(self.train_dataset, batch_sampler=self.batches, collate_fn=self.data_collator)  # type: ignore[arg-type]
-        return self.accelerator.prepare(loader)
+        """Batches of this process's rows; one that has none is given a row, which its steps do not train."""
+        own = [step[self.accelerator.process_index] for step in self.steps]
+        batches = [[i for part in parts for i in part] or [0] for parts in own]
+        return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)  # type: ignore[arg-type]
 
     def training_step(self, model: Any, inputs: dict[str, Tensor], num_items_in_batch: Any = None) -> Tensor:
-        """One optimiser step's backward passes; ``num_items_in_batch`` counts all its trained tokens."""
-        lengths = inputs["attention_mask"].sum(1).tolist()
-        micro_batches = pack(lengths, self.tokens_per_micro_batch)
-        self._entropy, self._tokens = 0.0, sum(lengths)
+        """This process's backward passes of one optimiser step."""
+        step = self.steps[self.state.global_step]
+        own = step[self.accelerator.process_index]
+        members = [i for parts in step for part in parts for i in part]
+        self._trained_tokens = sum(self.rows[i].trained_tokens for i in members)
+        self._entropy, self._tokens = 0.0, sum(len(self.rows[i]) for i in members)
         loss = torch.zeros((), device=self.args.device)
-        for number, members in enumerate(micro_batches, start=1):
-            width = padded_length(max(lengths[i] for i in members))
-            part = {name: tensor[members, :width] for name, tensor in inputs.items()}
-            with nullcontext() if number == len(micro_batches) else self.accelerator.no_sync(model):
-                loss += super().training_step(model, part, num_items_in_batch)  # type: ignore[no-untyped-call]
-        self._entropy /= float(num_items_in_batch)
+        place = 0
+        for number, part in enumerate(own, start=1):
+            places = slice(place, place + len(part)) if part else slice(0, 1)
+            place += len(part)
+            width = padded_length(max(len(self.rows[i]) for i in part)) if part else LENGTH_MULTIPLE
+            micro = {name: tensor[places, :width].to(self.args.device) for name, tensor in inputs.items()}
+            if not part:
+                micro["labels"] = torch.full_like(micro["labels"], IGNORED)
+            with nullcontext() if number == len(own) else self.accelerator.no_sync(model):
+                loss += super().training_step(model, micro, num_items_in_batch)  # type: ignore[no-untyped-call]
+        sums = self.accelerator.reduce(torch.tensor([self._entropy], device=self.args.device), "sum")
+        self._entropy = float(sums) / self._trained_tokens
         return loss
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Sum of the negative log-likelihoods of the trained tokens over ``num_items_in_batch``."""
+        """Sum of the negative log-likelihoods of these trained tokens over the number of all of the step."""
         trained = inputs["labels"] != IGNORED
         logprobs, entropy = trained_logprobs(model, inputs["input_ids"], inputs["attention_mask"], trained)
         self._entropy += float(entropy.sum())
         # The gradients of several processes are averaged, while the count spans them all.
-        return -logprobs.sum() / num_items_in_batch * self.accelerator.num_processes
+        return -logprobs.sum() / self._trained_tokens * self.accelerator.num_processes
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" not in logs:  # the Trainer's closing summary

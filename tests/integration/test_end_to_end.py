@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """\
-run: {name: demo, seed: 3}
+run: {name: demo, seed: 3, deterministic: true}
 model: {dtype: float32, max_batch: 4}
 env: {name: household, max_steps: 4}
 pool: {workers: 1, envs_per_worker: 4}
-agent: {context_tokens: 1024, max_new_tokens: 16, concurrency: 4}
+agent: {context_tokens: 1024, max_new_tokens: 16, concurrency: 1}
 lora: {rank: 8, alpha: 16, last_layers: 6}
 warm_start:
   tasks: household/easy/train:0-5
@@ -43,7 +44,7 @@ warm_start:
   tokens_per_batch: 1024
 grpo:
   tasks: household/easy/train:10-19
-  iterations: 1
+  iterations: 2
   groups: 2
   group_size: 4
   learning_rate: 1.0e-4
@@ -62,23 +63,50 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
 
-@pytest.fixture(scope="module")
-def run(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed (SIGKILL) once its warm start was journalled, and then resumed to its end."""
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "demo.yaml").write_text(CONFIG)
-    command = [sys.executable, "-m", "train.cli", "train", "demo.yaml"]
+def kill_when(folder: Path, reached: Callable[[Path], bool], *flags: str) -> None:
+    """Start the run in ``folder`` and kill it (SIGKILL) once ``reached(run folder)``."""
+    command = [sys.executable, "-m", "train.cli", "train", "demo.yaml", *flags]
     with subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL) as process:
-        journal = folder / "runs/demo/journal.json"
         deadline = time.monotonic() + 600
-        while not (journal.exists() and "warm-start" in json.loads(journal.read_text())):
+        while not reached(folder / "runs/demo"):
             assert process.poll() is None, "the run ended before it could be killed"
             assert time.monotonic() < deadline
-            time.sleep(0.2)
+            time.sleep(0.1)
         process.send_signal(signal.SIGKILL)
+
+
+def journalled(run: Path, phase: str) -> bool:
+    journal = run / "journal.json"
+    return journal.exists() and phase in json.loads(journal.read_text())
+
+
+def some_episodes(run: Path, phase: str, count: int) -> bool:
+    file = run / f"episodes/{phase}.jsonl.gz"
+    return file.exists() and file.read_bytes().count(b"\x1f\x8b\x08") >= count
+
+
+@pytest.fixture(scope="module")
+def run(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed once its warm start was journalled, again within the second rollout, and then resumed."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "demo.yaml").write_text(CONFIG)
+    kill_when(folder, lambda run: journalled(run, "warm-start"))
+    kill_when(folder, lambda run: some_episodes(run, "grpo-0002", 3), "--resume")
     resumed = saga(folder, "train", "demo.yaml", "--resume")
     assert "after warm start" in resumed.stdout
     return folder / "runs/demo"
+
+
+def test_the_killed_run_ends_with_the_adapter_of_an_uninterrupted_one(
+    run: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("straight")
+    (folder / "demo.yaml").write_text(CONFIG)
+    saga(folder, "train", "demo.yaml")
+    final = "adapters/policy-v0002/adapter_model.safetensors"
+    assert (folder / "runs/demo" / final).read_bytes() == (run / final).read_bytes()
+    updates = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert sum(update.get("optimiser_steps", 0) for update in updates) >= 1  # there was something to get wrong
 
 
 def episodes(run: Path, phase: str) -> list[Episode]:
@@ -87,17 +115,17 @@ def episodes(run: Path, phase: str) -> list[Episode]:
 
 def test_a_killed_run_goes_on_and_leaves_everything(run: Path) -> None:
     assert list(json.loads((run / "journal.json").read_text())) == [
-        "eval-start", "warm-start", "eval-warm", "grpo-0001", "eval-final",
+        "eval-start", "warm-start", "eval-warm", "grpo-0001", "grpo-0002", "eval-final",
     ]  # fmt: skip
     counts = {phase: len(episodes(run, phase)) for phase in ("eval-start", "demos", "eval-warm", "grpo-0001")}
     assert counts == {"eval-start": 3, "demos": 6, "eval-warm": 3, "grpo-0001": 8}
     phases = [json.loads(line)["phase"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [phases.count(phase) for phase in ("eval-start", "demos", "grpo-0001", "eval-final")] == [1, 1, 1, 1]
     result = json.loads((run / "result.json").read_text())
-    assert result["adapter"] == "adapters/policy-v0001"
+    assert result["adapter"] == "adapters/policy-v0002"
     evaluation = json.loads((run / "evals/eval-final.json").read_text())
     assert [item["id"] for item in evaluation["items"]] == ["easy/1000000", "easy/1000001", "easy/1000002"]
-    assert evaluation["adapter"] == "policy-v0001"
+    assert evaluation["adapter"] == "policy-v0002"
     assert len(evaluation["adapter_hash"]) == 64
     assert "| after RL | 3 |" in (run / "report.md").read_text()
 
@@ -164,7 +192,7 @@ def test_the_exported_adapter_acts_alike_in_vllm(
     async def ask() -> list[list[int]]:
         model = ServerModel([vllm_server.url], vllm_server.name, codec)
         try:
-            await model.load_adapter(exported, "policy-v0001")
+            await model.load_adapter(exported, "policy-v0002")
             greedy = Sampling(max_tokens=16, temperature=0.0)
             answers = await asyncio.gather(
                 *(model.complete(prompt, greedy, str(number)) for number, (prompt, _) in enumerate(turns(run)))

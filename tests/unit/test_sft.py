@@ -103,7 +103,7 @@ def test_loss_falls_and_the_model_comes_back_in_eval_mode(tmp_path: Path) -> Non
 
 
 def test_no_rows_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"warm_start: 0 demonstration rows"):
+    with pytest.raises(ConfigError, match=r"^0 rows with trained tokens to fine-tune on; raise episodes"):
         run(tmp_path, [], epochs=1)
 
 
