@@ -47,6 +47,11 @@ def train(
     from train.config import load_config
 
     settings = load_config(config, overrides)
+    if os.environ.get("RANK", "0") != "0":  # rank 0 checks and leads
+        from train.loop import follow
+
+        follow(settings)
+        return
 
     from train.preflight import check_engine, prepare_run, task_sets
 

@@ -160,6 +160,8 @@ class LoraConfig(Section):
     last_layers: Positive | None = None
     """Adapt only so many of the last layers (None: all). The backward pass then ends there: half of the layers train
     about a third faster."""
+    start: Path | None = None
+    """Folder of an adapter to go on training (of this base, rank and modules); None: a fresh one."""
 
 
 class WarmStartConfig(Section):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from train.adapters import load_adapter, new_adapter, save_adapter
 from train.config import Config, RejectionConfig, WarmStartConfig
 from train.grpo import Batch, EpisodeGRPOTrainer
@@ -24,6 +26,7 @@ class Learner:
     """
 
     def __init__(self, config: Config, folder: Path, processes: Processes) -> None:
+        torch.use_deterministic_algorithms(config.run.deterministic)
         self.config = config
         self.folder = folder
         self.processes = processes

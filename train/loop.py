@@ -16,7 +16,7 @@ from rich.console import Console
 
 from envs.base import Task
 from envs.pool import EnvPool
-from train.adapters import adapter_hash
+from train.adapters import CONFIG_FILE, adapter_hash
 from train.advantages import has_signal, token_advantages
 from train.agent import Job
 from train.config import Config, ConfigError, GrpoConfig, RejectionConfig, WarmStartConfig
@@ -42,21 +42,18 @@ from train.trajectory import Episode
 def train(config: Config, folder: Path, sets: dict[str, list[Task]], console: Console) -> None:
     """Run ``config`` to its end in ``folder`` (see :mod:`train.preflight` for what was checked before).
 
-    In a job of several processes rank 0 runs it, and the others learn with it.
+    In a job of several processes rank 0 runs it, and the others :func:`follow`.
     """
-    if config.run.deterministic:
-        import torch
-
-        torch.use_deterministic_algorithms(True)
-    processes = Processes()
-    learner = Learner(config, folder, processes)
-    if processes.rank > 0:
-        learner.follow()
-        return
+    learner = Learner(config, folder, Processes())
     try:
         asyncio.run(_Run(config, folder, sets, console, learner).run())
     finally:
         learner.dismiss()
+
+
+def follow(config: Config) -> None:
+    """The part of every process but rank 0: learn with it."""
+    Learner(config, config.run.dir / config.run.name, Processes()).follow()
 
 
 class _Run:
@@ -74,6 +71,8 @@ class _Run:
 
     async def run(self) -> None:
         config = self.config
+        if config.lora.start is not None and not self.journal.done("start"):
+            self._copy_start(config.lora.start)
         self.adapter: str | None = self.journal.last("adapter")
         """Folder of the newest adapter, in the run's folder."""
         learns = bool(config.warm_start or config.rejection or config.grpo)
@@ -99,6 +98,15 @@ class _Run:
             await self.policy.close()
             self.tracker.close()
         self._finish()
+
+    def _copy_start(self, start: Path) -> None:
+        """The adapter to go on from becomes version 0 of this run."""
+        folder = self.folder / "adapters" / _version(0)
+        if not (start / CONFIG_FILE).is_file():
+            raise ConfigError(f"lora.start: {start} holds no {CONFIG_FILE}; give a folder that `saga train` wrote")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(start, folder)
+        self.journal.finish("start", adapter=f"adapters/{_version(0)}")
 
     async def _open_learner(self, adapter: Path | None) -> None:
         if adapter is None:
@@ -346,7 +354,10 @@ class _Run:
         summary = summarise(episodes)
         metrics = metrics | {
             "staleness": min(iteration - 1, self.config.staleness),
-            **{key: summary[key] for key in ("success", "score", "steps", "invalid_rate", "repeated_rate", "faults")},
+            **{
+                key: summary[key]
+                for key in ("episodes", "success", "score", "steps", "invalid_rate", "repeated_rate", "faults")
+            },
         }
         self.tracker.log(iteration, _phase(iteration), **metrics)
         self.tracker.table("rollouts", [_sampled(episode) for episode in episodes[:: max(1, len(episodes) // 8)]])

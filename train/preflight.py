@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ from train.vllm_server import installed_build
 
 
 def check_engine(config: Config) -> None:
-    """Raise ConfigError when ``model.engine`` is a program that is not installed here."""
+    """Raise ConfigError when ``model.engine`` is not installed here, or does not go with how the launcher shards."""
     if config.model.engine == "vllm":
         installed_build()
+    sharded = [name for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED") if os.environ.get(name) == "true"]
+    if sharded and config.model.engine == "hf":
+        raise ConfigError(
+            f"model.engine: 'hf' cannot generate with weights that are sharded over processes ({sharded[0]}=true); "
+            "set model.engine to vllm or server"
+        )
 
 
 def task_sets(config: Config) -> dict[str, list[Task]]:

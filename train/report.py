@@ -11,7 +11,7 @@ from train.config import Config
 from train.tables import compact_table, percent, success_text
 
 EVALUATIONS = {
-    "eval-start": "untrained",
+    "eval-start": "at the start",
     "eval-warm": "after warm start",
     "eval-rejection": "after rejection sampling",
     "eval-final": "after RL",

@@ -1,6 +1,6 @@
 import pytest
 
-from train.metrics import failure_class, repeated_actions, spl, summarise, wilson_interval
+from train.metrics import failure_class, paired_bootstrap, repeated_actions, spl, summarise, wilson_interval
 from train.trajectory import Episode, Status, Step
 
 pytestmark = pytest.mark.unit
@@ -92,3 +92,14 @@ def test_summary_counts_faults_and_averages_seeds_first() -> None:
     assert summary["failures"] == {"fault": 1, "invalid": 1, "knowledge": 1}
     assert list(summary["by_type"]) == ["t", "u"]
     assert summary["by_type"]["t"]["success"] == 0.5
+
+
+def test_paired_bootstrap_by_hand() -> None:
+    # Differences 1, 0, 0, 0 (b: two seeds, mean 0.5 both times). The resampled mean is Binomial(4, 1/4) / 4: its 2.5 %
+    # quantile is 0 and its 97.5 % quantile 3/4, since P(X >= 3) = 0.0508 and P(X = 4) = 0.0039.
+    before = {"a": [0.0], "b": [0.0, 1.0], "c": [1.0], "d": [0.0]}
+    after = {"a": [1.0], "b": [1.0, 0.0], "c": [1.0], "d": [0.0]}
+    assert paired_bootstrap(before, after) == (0.25, 0.0, 0.75)
+    assert paired_bootstrap(before, before) == (0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="4 and 3 items that are not the same"):
+        paired_bootstrap(before, {name: after[name] for name in "abc"})
