@@ -8,6 +8,7 @@ import ctypes
 import importlib.metadata
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -30,7 +31,9 @@ _DEATHS = 3
 _SETTLED_S = 60.0
 _POLL_S = 0.5
 _GONE_S = 10.0
-_LOG_LINES = 15
+_LOG_LINES, _LOG_BYTES = 15, 65536
+_FRAME = re.compile(r'(\(\w+ pid=\d+\) )?(\w+ [\d-]+ [\d:]+ \[[^\]]*\] )?( {4}|  File ")')
+"""A line of the log inside a traceback, after what vLLM puts in front: process, level, time and place."""
 _PR_SET_PDEATHSIG = 1
 
 _logger = logging.getLogger(__name__)
@@ -255,8 +258,13 @@ class VLLMServer:
         process.wait()
 
     def _log_tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-        return f"the end of {self._log}:\n" + "\n".join(lines)
+        """The log's last lines without the frames of tracebacks, which would push the first of several errors out."""
+        with self._log.open("rb") as log:
+            log.seek(max(0, self._log.stat().st_size - _LOG_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        return f"the end of {self._log}:\n" + "\n".join(
+            [line for line in lines if not _FRAME.match(line)][-_LOG_LINES:]
+        )
 
 
 def _free_port(port: int) -> int:

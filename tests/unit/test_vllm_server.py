@@ -123,6 +123,25 @@ def test_a_server_that_dies_shows_the_end_of_its_log(make) -> None:  # type: ign
         make(DYING).__enter__()
 
 
+def test_the_end_of_the_log_shows_errors_and_no_frames(make) -> None:  # type: ignore[no-untyped-def]
+    """vLLM's last error only says that there is another above, behind a long traceback."""
+    prefix = "(EngineCore pid=12) ERROR 12-01 00:34:15 [core.py:1433] "
+    lines = [prefix + "Traceback (most recent call last):"]
+    lines += [prefix + f'  File "core.py", line {n}, in f' for n in range(20)] + [prefix + "    raise MemoryError"]
+    lines += [prefix + "MemoryError: 4 GiB are less than 8 GiB", "Traceback (most recent call last):"]
+    lines += [f'  File "api.py", line {n}, in g\n    return h()\n           ^^^' for n in range(20)]
+    lines += ["ValidationError: 1 error", "  Value error, see above"]
+    with pytest.raises(ModelFault) as caught:
+        make(f"print({chr(10).join(lines)!r}); raise SystemExit(1)").__enter__()
+    assert str(caught.value).splitlines()[1:] == [
+        prefix + "Traceback (most recent call last):",
+        prefix + "MemoryError: 4 GiB are less than 8 GiB",
+        "Traceback (most recent call last):",
+        "ValidationError: 1 error",
+        "  Value error, see above",
+    ]
+
+
 def test_a_server_that_never_gets_healthy_is_given_up_and_killed(make) -> None:  # type: ignore[no-untyped-def]
     server = make(SILENT, start_s=1.5)
     with pytest.raises(ModelFault, match="not healthy within 2 s"):
