@@ -27,15 +27,13 @@ class Policy:
         config: of the run.
         adapter: folder of the adapter to begin with; None: the base model.
         trainable: whether the weights are loaded here for training.
-        folder: takes the server's output, ``vllm.log``; None: the run's folder.
+        folder: of the run or evaluation; takes the output of its own server, ``vllm.log``.
 
     Raises:
         ConfigError: the model cannot be loaded, the adapter does not fit, or vLLM is not installed.
     """
 
-    def __init__(
-        self, config: Config, *, adapter: Path | None = None, trainable: bool, folder: Path | None = None
-    ) -> None:
+    def __init__(self, config: Config, *, adapter: Path | None, trainable: bool, folder: Path) -> None:
         import torch
 
         torch.set_num_threads(config.run.threads or torch.get_num_threads())
@@ -45,8 +43,7 @@ class Policy:
         self.chat: ChatModel
         self._server: VLLMServer | None = None
         if config.model.engine == "vllm":
-            log = (folder or config.run.dir / config.run.name) / "vllm.log"
-            self._server = own_server(config, log, adapter, trainable=trainable)
+            self._server = own_server(config, folder / "vllm.log", adapter, trainable=trainable)
         local = trainable or config.model.engine == "hf"
         if local:
             self.model, self.tokenizer = load_policy(config.model)
@@ -138,7 +135,7 @@ class Policy:
 def own_server(config: Config, log: Path, adapter: Path | None, *, trainable: bool) -> VLLMServer:
     """The server of ``model.engine: vllm``, not started yet. Raises ConfigError: see :class:`Policy`."""
     vllm = config.vllm
-    ranks = [config.lora.rank] if trainable else []
+    ranks: list[int] = [config.lora.rank] if trainable else []
     if adapter is not None:
         ranks.append(adapter_rank(adapter))
     return VLLMServer(

@@ -35,6 +35,7 @@ _LOG_LINES, _LOG_BYTES = 15, 65536
 _FRAME = re.compile(r'(\(\w+ pid=\d+\) )?(\w+ [\d-]+ [\d:]+ \[[^\]]*\] )?( {4}|  File ")')
 """A line of the log inside a traceback, after what vLLM puts in front: process, level, time and place."""
 _PR_SET_PDEATHSIG = 1
+_TORCHRUN = re.compile(r"TORCHELASTIC_\w+|ROLE_\w+|MASTER_(ADDR|PORT)|((LOCAL|GROUP)_)?(RANK|WORLD_SIZE)")
 
 _logger = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ class VLLMServer:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--host", "127.0.0.1", "--port", str(self._port)],
-                env=os.environ | self._env,
+                env=_environment() | self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -278,6 +279,11 @@ def _free_port(port: int) -> int:
             ) from None
         free: int = probe.getsockname()[1]
     return free
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without what torchrun tells its workers: vLLM's own workers would wait for torchrun's store."""
+    return {name: value for name, value in os.environ.items() if not _TORCHRUN.fullmatch(name)}
 
 
 def _signal_group(group: int, number: int) -> bool:

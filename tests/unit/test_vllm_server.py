@@ -324,6 +324,17 @@ def test_who_comes_while_a_start_is_under_way_waits_for_it(make, tmp_path: Path)
     assert starts.read_text() == "xx"
 
 
+def test_a_server_knows_nothing_of_the_processes_that_train(  # type: ignore[no-untyped-def]
+    make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = ["RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_NAME"]
+    ours += ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"]
+    for name in (*ours, "HF_TOKEN"):
+        monkeypatch.setenv(name, "1")
+    program = f"import os; os.environ['EXTRA'] = ' '.join(n for n in {[*ours, 'HF_TOKEN']!r} if n in os.environ)\n"
+    assert told_by(make(program + HEALTHY))["extra"] == "HF_TOKEN"
+
+
 def told_by(server: VLLMServer) -> dict[str, Any]:
     with server:
         told: dict[str, Any] = httpx.get(server.url).json()
