@@ -39,6 +39,7 @@ async def collect(
         TrajectoryError: ``file`` holds an episode of another task under the id of a job.
         TaskError: a task that the world lacks, or whose content differs from its manifest.
         EnvFault, ModelFault: the first episodes (eight, or all) ended by faults; they are not recorded.
+        ModelLost: the model is gone; what was played is recorded.
     """
     done = finished_episodes(file, jobs)
     todo = [job for job in jobs if job.id not in done]

@@ -15,7 +15,7 @@ from envs.base import EnvFault, Task
 from envs.pool import EnvPool
 from tests.tiny import tiny_tokenizer
 from train.agent import Job, PolicyPlayer, call_seed, play_episode
-from train.chat import Generation, ModelFault, Sampling
+from train.chat import Generation, ModelFault, ModelLost, Sampling
 from train.config import AgentConfig
 from train.demonstrations import DemonstrationPlayer
 from train.prompts import MALFORMED
@@ -56,6 +56,8 @@ class Spelling:
         answer = self.answers[len(self.prompts) - 1]
         if answer == "FAULT":
             raise ModelFault("the server is gone")
+        if answer == "LOST":
+            raise ModelLost("the server died three times")
         ids = [*self.codec.text(answer), self.codec.eot_id]
         logprobs = [-0.001 * (len(self.prompts) * 100 + place) for place in range(len(ids))]
         return Generation(answer, ids, logprobs, adapter=self.adapter)
@@ -206,6 +208,17 @@ def test_when_nothing_works_the_collection_stops_and_records_nothing(codec: Toke
     with pytest.raises(ModelFault, match="the server is gone"):
         gather(codec, file, [job("a", number) for number in range(20)], lambda job: ["FAULT"])
     assert not file.exists()
+
+
+def test_a_lost_model_ends_the_collection_which_keeps_what_was_played(codec: TokenCodec, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl.gz"
+    jobs = [job("a", number) for number in range(6)]
+    with pytest.raises(ModelLost, match="died three times"):
+        gather(codec, file, jobs, lambda job: ["Action: win"] if job.seed < 5 else ["Action: look", "LOST"])
+    played = list(read_episodes(file))
+    assert len(played) >= 3  # three play at a time: the sixth begins when three others have ended
+    assert {episode.status for episode in played} == {"ok"}
+    assert "p/5" not in {episode.id for episode in played}
 
 
 def test_demonstrations_are_rows_in_the_policys_form(codec: TokenCodec) -> None:
