@@ -1,0 +1,207 @@
+"""The parts of the benchmark scripts that their verdicts rest on; the launchers with a stand-in for Python."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from envs.base import StepResult
+from train.rows import rows_of
+from train.trajectory import Context, Episode, Span, Step
+
+pytestmark = pytest.mark.unit
+
+BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+
+
+def script(name: str) -> ModuleType:
+    sys.path.insert(0, str(BENCH))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCH))
+
+
+def episode(number: int, contexts: list[Context]) -> Episode:
+    steps = [Step(index=i, observation="", text="", reward=0.5) for i in range(2)]
+    return Episode(
+        id=str(number),
+        phase="p",
+        env="household",
+        task="hard/0",
+        task_type="t",
+        seed=0,
+        steps=steps,
+        contexts=contexts,
+        episode_return=1.0,
+    )
+
+
+# ---- update.py
+
+
+def test_a_row_a_step_holds_the_whole_prompt_and_trains_the_same_tokens() -> None:
+    update = script("update")
+    spans = [
+        Span(start=2, end=4, step=0, logprobs=[-1.0, -2.0]),
+        Span(start=6, end=7, step=1, logprobs=[-3.0]),
+    ]
+    merged = episode(0, [Context(ids=[10, 11, 12, 13, 14, 15, 16], spans=spans)])
+    cut = merged.model_copy(update={"contexts": update.a_context_a_step(merged.contexts)})
+    assert [row.ids for row in rows_of(cut)] == [[10, 11, 12, 13], [10, 11, 12, 13, 14, 15, 16]]
+    assert [[row.ids[i] for i, trained in enumerate(row.trained) if trained] for row in rows_of(cut)] == [
+        [12, 13],
+        [16],
+    ]
+    assert sum(row.trained_tokens for row in rows_of(merged)) == 3
+
+
+def test_every_other_rollout_of_a_group_gets_a_return_of_one_at_its_last_step() -> None:
+    groups = script("update").with_hand_set_returns([episode(i, []) for i in range(4)], 2)
+    assert [[item.id for item in group] for group in groups] == [["0", "1"], ["2", "3"]]
+    assert [[item.episode_return for item in group] for group in groups] == [[0.0, 1.0], [0.0, 1.0]]
+    assert [step.reward for step in groups[0][0].steps] == [0.0, 0.0]
+    assert [step.reward for step in groups[1][1].steps] == [0.0, 1.0]
+
+
+def test_trl_takes_the_template_and_every_reply_is_a_call() -> None:
+    from transformers.utils.chat_parsing import parse_response
+    from trl.chat_template_utils import supports_tool_calling
+
+    update = script("update")
+    tokenizer = script("gpu_update").word_tokenizer()
+    tokenizer.chat_template = update.CHAT_TEMPLATE
+    assert supports_tool_calling(tokenizer)
+    messages = [
+        {"role": "system", "content": "Play."},
+        {"role": "user", "content": "A room."},
+        {"role": "assistant", "content": "Action: look"},
+        {"role": "tool", "name": "act", "content": "A shelf."},
+    ]
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
+        "<|im_start|>system\nPlay.<|im_end|>\n<|im_start|>user\nA room.<|im_end|>\n"
+        "<|im_start|>assistant\nAction: look<|im_end|>\n<|im_start|>user\nA shelf.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    for reply, text in (("Action: look<|im_end|>", "Action: look"), ("no end", "no end")):
+        parsed = parse_response(reply, update.RESPONSE_TEMPLATE, prefix="<|im_start|>assistant\n")
+        call = {"type": "function", "function": {"name": "act", "arguments": {"reply": text}}}
+        assert parsed == {"role": "assistant", "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(("merged_seconds", "code"), [(4.0, 0), (4.1, 1)])
+def test_the_goal_of_merged_rows_decides_the_exit_code(
+    merged_seconds: float, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = {"tokens": 9, "trained_tokens": 3, "padding_share": 0.0, "cpu": 1.0, "gib": 1.0, "grad_norm": 0.5}
+    results = {
+        "step rows": common | {"rows": 30, "seconds": 10.0},
+        "merged rows": common | {"rows": 2, "seconds": merged_seconds},
+    }
+    assert script("update").report(results) == code
+    assert ("MISSED" in capsys.readouterr().out) == bool(code)
+
+
+# ---- rollout.py
+
+
+def test_at_the_barrier_nobody_goes_on_before_the_slowest_and_leavers_are_not_waited_for() -> None:
+    order: list[str] = []
+
+    async def party(name: str, rounds: int, barrier: Any) -> None:
+        for number in range(rounds):
+            for _ in range(3 if name == "slow" else 0):
+                await asyncio.sleep(0)
+            order.append(f"{name} {number}")
+            await barrier.wait()
+        barrier.leave()
+
+    async def play() -> None:
+        barrier = script("rollout").Barrier(2)
+        await asyncio.wait_for(asyncio.gather(party("fast", 4, barrier), party("slow", 2, barrier)), timeout=10)
+
+    asyncio.run(play())
+    assert order == ["fast 0", "slow 0", "fast 1", "slow 1", "fast 2", "fast 3"]
+
+
+def test_half_of_the_episodes_are_short() -> None:
+    caps = script("rollout").mixed_caps(7)
+    assert len(caps) == 7
+    for pair in (caps[0:2], caps[2:4], caps[4:6]):
+        assert max(pair) == 30
+        assert 4 <= min(pair) <= 10
+
+
+@dataclass
+class _World:
+    first: str = "first"
+
+    async def step(self, action: str) -> StepResult:
+        return StepResult(action)
+
+
+def test_a_capped_episode_ends_after_its_number_of_actions() -> None:
+    session = script("rollout").CappedSession(_World(), 2)
+    results = [asyncio.run(session.step(action)) for action in ("look", "go")]
+    assert session.first == "first"
+    assert [(r.observation, r.done, r.truncated) for r in results] == [("look", False, False), ("go", True, True)]
+
+
+# ---- gpu_update.py
+
+
+def test_flops_of_an_update_by_hand() -> None:
+    flops = script("gpu_update").update_flops(
+        tokens=20,
+        row_tokens=10,
+        trained=3,
+        layers=2,
+        attention_width=4,
+        block_weights=100,
+        lora_weights=5,
+        head_weights=7,
+    )
+    # 4 * 100 * 20 + 6 * 5 * 20 + 6 * 2 * 4 * 10 * 20 + 4 * 7 * 3
+    assert flops == 8000 + 600 + 9600 + 84
+
+
+def test_random_episodes_are_rows_of_4096_tokens_of_which_a_tenth_is_trained() -> None:
+    first, second = script("gpu_update").random_episodes(2, vocabulary=512)
+    [row] = rows_of(second)
+    assert len(row) == 4096
+    assert row.trained_tokens == 26 * 16
+    assert (first.episode_return, second.episode_return) == (0.0, 1.0)
+    assert sum(step.reward for step in second.steps) == 1.0
+
+
+def test_the_model_has_the_published_number_of_weights() -> None:
+    gpu_update = script("gpu_update")
+    model = gpu_update.random_model(gpu_update.QWEN_7B, torch.bfloat16, "meta")
+    lora = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sum(p.numel() for p in model.parameters()) - lora == 7_615_616_512
+    assert lora == 161_480_704  # rank 64 on the seven linear layers of each of the 28 blocks
+
+
+# ---- launchers
+
+
+@pytest.mark.parametrize("name", ["update", "rollout", "gpu_update"])
+def test_launchers_use_the_activated_environment(name: str, tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\necho "$@" threads "$OMP_NUM_THREADS"\n')
+    fake.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.defpath}", "VIRTUAL_ENV": str(tmp_path)}
+    result = subprocess.run(
+        [BENCH / f"{name}.sh", "--some", "argument"], cwd=tmp_path, env=variables, capture_output=True, text=True
+    )
+    assert result.stderr == ""
+    assert result.stdout == f"scripts/bench/{name}.py --some argument threads 2\n"
