@@ -84,17 +84,18 @@ def load_adapter(model: PreTrainedModel, folder: Path, trainable: bool) -> PeftM
     return adapted.eval()
 
 
-def save_adapter(model: PeftModel, folder: Path, base_name: str) -> None:
+def save_adapter(model: PeftModel, folder: Path, base_name: str, state: dict[str, torch.Tensor] | None = None) -> None:
     """Write the adapter as a plain PEFT folder that appears whole or not at all; an older one of that name is replaced.
 
     ``base_name`` is the public name of the base (``Qwen/Qwen2.5-7B-Instruct``) and becomes
-    ``base_model_name_or_path``, where PEFT alone would record a path of this machine.
+    ``base_model_name_or_path``, where PEFT alone would record a path of this machine. ``state``: the trained parameters
+    by name, where the model holds only shards of them (see :func:`train.sharded.trained_state`).
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     # Without this PEFT asks the model hub whether the vocabulary was resized; only linear layers are adapted here.
-    model.save_pretrained(str(partial), save_embedding_layers=False)
+    model.save_pretrained(str(partial), save_embedding_layers=False, state_dict=state)
     (partial / "README.md").unlink()  # PEFT's empty model card; an export writes a real one
     settings = json.loads((partial / CONFIG_FILE).read_text())
     settings["base_model_name_or_path"] = base_name

@@ -31,9 +31,11 @@ from train.config import ConfigError, GrpoConfig
 from train.logprobs import batch_tensors, trained_logprobs
 from train.progress import Bar, progress
 from train.rows import LENGTH_MULTIPLE, Row, padded_tokens, rows_of, shares
+from train.sharded import load_optimiser_state, optimiser_state
 from train.trajectory import Episode
 
 STATE_FILE = "grpo_state.pt"
+DEEPSPEED_FOLDER = "deepspeed"
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,8 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         """Optimiser steps made so far."""
         self.current_gradient_accumulation_steps = 1  # TRL's training step reads what Trainer.train would set
         self.create_optimizer()
+        if self.is_deepspeed_enabled:  # it wants the size of batches that it never makes
+            self.accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
         self.model_wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         self.model.eval()
 
@@ -255,16 +259,21 @@ class EpisodeGRPOTrainer(GRPOTrainer):
     def save(self, folder: Path) -> None:
         """Write optimiser, random state and counters (not the adapter) so that the next update is bit-equal.
 
-        All processes hold the same; rank 0 writes.
+        Every process must call it; rank 0 writes (under DeepSpeed the engine does, to a folder of its own).
         """
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.is_deepspeed_enabled:
+            self.model_wrapped.save_checkpoint(str(folder / DEEPSPEED_FOLDER), exclude_frozen_parameters=True)
+            optimiser: dict[str, Any] = {"state": {}, "param_groups": []}
+        else:
+            optimiser = optimiser_state(self.optimizer)
         if not self.accelerator.is_main_process:
             return
-        folder.mkdir(parents=True, exist_ok=True)
         numpy = np.random.get_state(legacy=False)
         numpy["state"]["key"] = torch.from_numpy(numpy["state"]["key"].astype(np.int64))  # an array would be a pickle
         state = {
             "updates": self.updates,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimiser,
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all(),
             "python": random.getstate(),
@@ -293,7 +302,10 @@ class EpisodeGRPOTrainer(GRPOTrainer):
             raise ConfigError(
                 f"trainer state {path}: belongs to another adapter; resume with the run's own lora section"
             )
-        self.optimizer.load_state_dict(state["optimizer"])
+        if self.is_deepspeed_enabled:
+            self.model_wrapped.load_checkpoint(str(folder / DEEPSPEED_FOLDER), load_module_strict=False)
+        else:
+            load_optimiser_state(self.optimizer, state["optimizer"])
         self.updates = state["updates"]
         torch.set_rng_state(state["torch"].cpu())
         torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])

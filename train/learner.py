@@ -15,6 +15,7 @@ from train.load import load_policy, public_name
 from train.processes import Processes
 from train.rows import Row
 from train.sft import Log, train_sft
+from train.sharded import trained_state
 
 
 class Learner:
@@ -89,5 +90,7 @@ class Learner:
         self._trainer.save(folder)
 
     def save_adapter(self, folder: Path) -> None:
+        """Write the adapter as a plain PEFT folder, whole however it is sharded."""
+        state = trained_state(self.model)
         if self.processes.rank == 0:
-            save_adapter(self.model, folder, public_name(self.config.model.name))
+            save_adapter(self.model, folder, public_name(self.config.model.name), state)

@@ -61,7 +61,7 @@ def trained_logprobs(
 
 
 def _unwrap(model: nn.Module) -> Any:
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    return getattr(model, "module", model)  # of DDP and DeepSpeed
 
 
 @contextmanager

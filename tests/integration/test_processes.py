@@ -34,6 +34,29 @@ grpo:
   tokens_per_micro_batch: 192
 eval: {{tasks: 'household/easy/eval:0-2'}}
 """  # noqa: E501
+TRAIN = """\
+run: {name: demo, seed: 3}
+model: {dtype: float32, max_batch: 8}
+env: {name: household, max_steps: 6}
+pool: {workers: 1, envs_per_worker: 8}
+agent: {context_tokens: 1024, max_new_tokens: 16, concurrency: 8}
+lora: {rank: 8, alpha: 16, last_layers: 4}
+warm_start:
+  {tasks: 'household/easy/train:0-11', episodes: 12, recovery_share: 0, epochs: 2, learning_rate: 3.0e-3, tokens_per_batch: 512}
+rejection: {tasks: 'household/easy/train:0-11', episodes: 6, samples: 3, temperature: 0.7}
+grpo: {tasks: 'household/easy/train:20-29', iterations: 1, groups: 2, group_size: 3, refill: 1}
+eval: {tasks: 'household/easy/eval:0-1'}
+"""  # noqa: E501
+
+
+def launch(processes: int, module: str, *arguments: str, cwd: Path | None = None) -> str:
+    """Run a module in so many processes with the launcher that accelerate uses; returns what it printed."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    command = [sys.executable, *(launcher if processes > 1 else []), "-m", module, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def learn(folder: Path, processes: int) -> dict[str, Any]:
@@ -47,13 +70,7 @@ def learn(folder: Path, processes: int) -> dict[str, Any]:
     out = folder / str(processes)
     out.mkdir()
     (folder / "demo.yaml").write_text(CONFIG.format(model=model))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "tests.integration.learn"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [*command, str(folder / "demo.yaml"), str(out)], env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    launch(processes, "tests.integration.learn", str(folder / "demo.yaml"), str(out))
     figures: dict[str, Any] = json.loads((out / "figures.json").read_text())
     assert figures["processes"] == processes
     return figures
@@ -98,3 +115,30 @@ def test_the_adapter_is_that_of_one_process(folder: Path) -> None:
 def test_the_state_holds_every_step(folder: Path) -> None:
     states = [torch.load(folder / str(p) / "state/grpo_state.pt", weights_only=True) for p in (1, 2)]
     assert [state["updates"] for state in states] == [6, 6]
+
+
+def test_what_fsdp_shards_is_saved_whole_and_restored(tmp_path: Path) -> None:
+    launch(2, "tests.integration.shard", str(tmp_path))
+    read = json.loads((tmp_path / "figures.json").read_text())
+    assert read["sharded"] == 28  # two layers, seven linear modules, A and B
+    assert read["moments"] == 0
+    assert read["error"] < 1e-6 < 1e-3 < read["moved"]
+    adapter = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert adapter["base_model.model.model.layers.1.mlp.down_proj.lora_A.weight"].shape == (8, 32)
+
+
+def test_saga_train_in_two_processes(smollm2_folder: Path, tmp_path: Path) -> None:
+    """The whole command: rank 0 plays and evaluates, both learn."""
+    (tmp_path / "demo.yaml").write_text(TRAIN)
+    printed = launch(2, "train.cli", "train", "demo.yaml", cwd=tmp_path)
+    assert printed.count("held-out games") == 1
+    run = tmp_path / "runs/demo"
+    assert list(json.loads((run / "journal.json").read_text())) == [
+        "eval-start", "warm-start", "eval-warm", "rejection", "eval-rejection", "grpo-0001", "eval-final",
+    ]  # fmt: skip
+    assert json.loads((run / "result.json").read_text())["adapter"] == "adapters/policy-v0002"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (update,) = [line for line in lines if line["phase"] == "grpo-0001"]
+    assert update["optimiser_steps"] == 1
+    assert update["sampler_max_difference"] < 1e-3  # rank 1's rows included: it learnt what rank 0 plays with
+    assert [line["step"] for line in lines if line["phase"] == "rejection"]
