@@ -83,14 +83,16 @@ def token_advantages(episodes: Sequence[Episode], settings: GrpoConfig) -> list[
     (GiGPO); with omega 0 it is GRPO. The anchor of a step is its ``state``, else its exact observation.
     """
     rewards = [penalised_rewards(episode, settings.invalid_penalty) for episode in episodes]
-    rule = {"normalise_std": settings.normalise_std, "baseline": settings.baseline}
-    of_episodes = group_advantages([sum(values) for values in rewards], **rule)  # type: ignore[arg-type]
+    of_episodes = group_advantages(
+        [sum(values) for values in rewards], normalise_std=settings.normalise_std, baseline=settings.baseline
+    )
     if not settings.step_weight:
         return [[advantage] * len(values) for advantage, values in zip(of_episodes, rewards, strict=True)]
     of_steps = step_advantages(
         [discounted_returns(values, settings.gamma) for values in rewards],
         [[step.state or step.observation for step in episode.steps] for episode in episodes],
-        **rule,  # type: ignore[arg-type]
+        normalise_std=settings.normalise_std,
+        baseline=settings.baseline,
     )
     return [
         [advantage + settings.step_weight * of_step for of_step in steps]

@@ -189,14 +189,19 @@ def export(
         typer.echo(f"pushed to {push_folder(out, push, is_dataset=dataset is not None)}")
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C (128 + SIGINT)."""
+
+
 def main() -> None:
     """Entry point: a user's error becomes one clear message and exit code 2, a fault exit code 1."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports the use of its trainers otherwise
     try:
         app()
-    except KeyboardInterrupt:
-        typer.echo("interrupted; go on with --resume", err=True)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:  # typer catches the KeyboardInterrupt itself
+            typer.echo("interrupted; go on with --resume", err=True)
+        raise
     except Exception as error:
         # The error classes are imported only now: they bring pydantic, and help must be instant.
         from envs.base import EnvFault, TaskError

@@ -164,6 +164,7 @@ class EpisodeGRPOTrainer(GRPOTrainer):
     """
 
     model: PeftModel
+    model_wrapped: Any
     optimizer: AcceleratedOptimizer
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from train.adapters import adapter_rank, load_adapter, new_adapter, save_adapter
+from train.adapters import adapter_rank, load_adapter, new_adapter
 from train.agent import Job, PolicyPlayer
 from train.chat import ChatModel
 from train.config import AgentConfig, Config
@@ -101,9 +101,6 @@ class Policy:
         if self.config.model.engine == "hf":
             await self.chat.close()
             self._open_engine()
-
-    def save(self, folder: Path) -> None:
-        save_adapter(self.model, folder, public_name(self.config.model.name))
 
     async def activate(self, folder: Path) -> None:
         """Generate with the adapter saved in ``folder`` from now on; its name is the version."""

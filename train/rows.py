@@ -38,7 +38,10 @@ class Row:
         return sum(self.trained)
 
 
-def rows_of(episode: Episode, roles: Collection[Role] = ("action",)) -> list[Row]:
+ACTIONS: tuple[Role, ...] = ("action",)
+
+
+def rows_of(episode: Episode, roles: Collection[Role] = ACTIONS) -> list[Row]:
     """The rows of an episode: one per context with tokens that ``roles`` wrote, cut after the last of them.
 
     Raises:

@@ -133,7 +133,7 @@ def _dataset(rows: Sequence[Row]) -> Dataset:
     )
 
 
-def _arguments(config: WarmStartConfig, steps: int, seed: int, out_dir: Path) -> SFTConfig:
+def _arguments(config: WarmStartConfig | RejectionConfig, steps: int, seed: int, out_dir: Path) -> SFTConfig:
     return SFTConfig(
         output_dir=str(out_dir),
         seed=seed,
