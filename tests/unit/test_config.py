@@ -86,3 +86,34 @@ def test_env_sections_are_told_apart_by_name() -> None:
     assert config.env.model_dump() == {"name": "scienceworld", "max_steps": 100, "simplification": ""}
     with pytest.raises(ConfigError, match=r"env\.folder: unknown key"):
         config_from({**data, "env": {"name": "alfworld", "folder": "x"}, "eval": {"tasks": "alfworld/dev-30"}}, [])
+
+
+GRPO = {"tasks": "household/easy/train:0-9"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run": {"deterministic": True}}, "run.deterministic needs agent.concurrency 1, not 16"),
+        ({"run": {"deterministic": True}, "model": {"engine": "vllm"}}, "needs model.engine hf, not 'vllm'"),
+        ({"grpo": GRPO | {"staleness": 1}}, "grpo.staleness 1 needs a server"),
+        ({"model": {"engine": "vllm", "urls": ["http://a:1"]}}, "engine is 'vllm'; set engine: server or drop urls"),
+        ({"grpo": GRPO | {"train_roles": ["thought"]}}, r"grpo\.train_roles\.0: 'thought': .*'action', 'plan'"),
+        ({"rejection": {"tasks": "household/easy/eval:0-3"}}, r"rejection\.tasks equals eval\.tasks"),
+    ],
+)
+def test_combinations_that_cannot_run(changes: dict[str, dict[str, object]], message: str) -> None:
+    data: dict[str, dict[str, object]] = {"run": {"name": "demo"}, "eval": {"tasks": "household/easy/eval:0-3"}}
+    for section, values in changes.items():
+        data[section] = data.get(section, {}) | values
+    with pytest.raises(ConfigError, match=message):
+        config_from(data, [])
+
+
+@pytest.mark.parametrize(
+    ("model", "staleness", "expected"), [("hf", None, 0), ("vllm", None, 1), ("vllm", 0, 0), ("vllm", 1, 1)]
+)
+def test_staleness_is_one_with_a_server_unless_it_is_given(model: str, staleness: int | None, expected: int) -> None:
+    data = {"run": {"name": "demo"}, "eval": {"tasks": "household/easy/eval:0-3"}, "model": {"engine": model}}
+    assert config_from(data | {"grpo": GRPO | {"staleness": staleness}}, []).staleness == expected
+    assert config_from(data, []).staleness == int(model == "vllm")

@@ -5,7 +5,7 @@ import pytest
 from envs.base import Task
 from train.config import Config, ConfigError, config_from, load_config
 from train.curriculum import iteration_tasks
-from train.preflight import Journal, prepare_run, task_sets
+from train.preflight import Journal, check_engine, prepare_run, task_sets
 
 pytestmark = pytest.mark.unit
 
@@ -85,3 +85,23 @@ def test_iterations_pass_over_all_tasks_before_one_recurs() -> None:
     assert sorted(first_pass, key=lambda task: task.id) == tasks
     assert drawn[2] == iteration_tasks(tasks, 4, 3, seed=3)
     assert drawn[0] != iteration_tasks(tasks, 4, 1, seed=4)
+
+
+@pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
+def test_sharded_weights_cannot_generate_in_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(ConfigError, match=rf"model.engine: 'hf' cannot .* \({variable}=true\); set .* vllm or server"):
+        check_engine(config(tmp_path))
+    check_engine(config(tmp_path, "model.engine=server", "model.urls=[http://localhost:1]"))
+    monkeypatch.setenv(variable, "false")
+    check_engine(config(tmp_path))
+
+
+def test_a_journal_knows_what_a_phase_left(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.json")
+    journal.finish("grpo-0001", adapter="adapters/policy-v0001", signal={"pick": [1, 2]})
+    again = Journal(tmp_path / "journal.json")
+    assert again.left("grpo-0001")["signal"] == {"pick": [1, 2]}
+    assert again.last("adapter") == "adapters/policy-v0001"
