@@ -200,7 +200,8 @@ class _Run:
         await self._first_version()
         tasks = self.sets[settings.tasks]
         chosen = random.Random(f"{config.run.seed}/rejection").sample(tasks, min(settings.episodes, len(tasks)))
-        groups = await self._play("rejection", chosen, settings.samples, 0, settings.temperature, config.env.max_steps)
+        jobs = _group_jobs("rejection", chosen, settings.samples, 0)
+        groups = await self._play(jobs, 0, len(jobs), settings.temperature, config.env.max_steps)
         kept = [episode for group in groups for episode in successes(group, settings.keep)]
         played = [episode for group in groups for episode in group]
         summary = summarise(played)
@@ -281,44 +282,34 @@ class _Run:
             signal=signal,
         )
         cap = step_cap(grpo.max_steps, iteration, grpo.iterations, self.config.env.max_steps)
+        jobs = _group_jobs(_phase(iteration), tasks, grpo.group_size, iteration)
         groups: list[list[Episode]] = []
         missing = grpo.groups
-        while missing and len(groups) < len(tasks):
-            more = tasks[len(groups) : len(groups) + missing]
-            groups += await self._play(
-                _phase(iteration), more, grpo.group_size, iteration, grpo.temperature, cap, first=len(groups)
-            )
+        while missing and len(groups) < len(jobs):
+            groups += await self._play(jobs, len(groups), missing, grpo.temperature, cap)
             loud = sum(has_signal(token_advantages(_sound(group), grpo)) for group in groups)
             missing = grpo.groups - loud if grpo.refill else 0
         return groups, time.perf_counter() - started
 
     async def _play(
-        self,
-        phase: str,
-        tasks: list[Task],
-        group_size: int,
-        seed: int,
-        temperature: float,
-        max_steps: int,
-        first: int = 0,
+        self, groups: list[list[Job]], first: int, count: int, temperature: float, max_steps: int
     ) -> list[list[Episode]]:
-        """A group of ``group_size`` episodes for each task; groups are numbered from ``first`` on."""
-        jobs = [
-            Job(f"{phase}/{group:03d}-{rollout}", phase, task, seed=seed, group=f"{phase}/{group:03d}")
-            for group, task in enumerate(tasks, start=first)
-            for rollout in range(group_size)
-        ]
+        """The episodes of ``count`` of the phase's ``groups``, from number ``first`` on."""
+        wanted = groups[first : first + count]
+        phase = groups[0][0].phase
         async with self._pool_with(max_steps) as pool:
             episodes = await collect(
                 pool,
                 lambda job: self.policy.player(job, temperature),
-                jobs,
+                [job for group in wanted for job in group],
                 max_steps=max_steps,
                 concurrency=self.config.agent.concurrency,
                 file=self.folder / "episodes" / f"{phase}.jsonl.gz",
                 description=phase,
+                others=[job for group in (*groups[:first], *groups[first + count :]) for job in group],
             )
-        return [episodes[start : start + group_size] for start in range(0, len(episodes), group_size)]
+        played = iter(episodes)
+        return [[next(played) for _ in group] for group in wanted]
 
     def _number(self, iteration: int) -> int:
         """The adapter version that an iteration ends with; iteration 0: the one that GRPO starts from."""
@@ -390,6 +381,17 @@ class _Run:
         ):
             if path:
                 self._say(f"{label:12} {self.folder / path}")
+
+
+def _group_jobs(phase: str, tasks: list[Task], group_size: int, seed: int) -> list[list[Job]]:
+    """``group_size`` episodes of each task, all with the same start."""
+    return [
+        [
+            Job(f"{phase}/{group:03d}-{rollout}", phase, task, seed, f"{phase}/{group:03d}")
+            for rollout in range(group_size)
+        ]
+        for group, task in enumerate(tasks)
+    ]
 
 
 def successes(group: list[Episode], keep: int) -> list[Episode]:

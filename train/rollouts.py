@@ -29,11 +29,13 @@ async def collect(
     concurrency: int,
     file: Path,
     description: str,
+    others: Sequence[Job] = (),
 ) -> list[Episode]:
     """Play ``jobs``, at most ``concurrency`` at a time, and return their episodes in the order of ``jobs``.
 
     Episodes that ``file`` already holds are not played again, so an interrupted collection goes on where it was.
     An episode that a fault of world or model ended is played once more; then the fault is its status.
+    ``others``: jobs that are not played now but whose episodes ``file`` may hold.
 
     Raises:
         TrajectoryError: ``file`` holds an episode of another task under the id of a job.
@@ -41,7 +43,8 @@ async def collect(
         EnvFault, ModelFault: the first episodes (eight, or all) ended by faults; they are not recorded.
         ModelLost: the model is gone; what was played is recorded.
     """
-    done = finished_episodes(file, jobs)
+    finished = finished_episodes(file, [*jobs, *others])
+    done = {job.id: finished[job.id] for job in jobs if job.id in finished}
     todo = [job for job in jobs if job.id not in done]
     pool.expect([(job.task, job.seed) for job in todo])
     gate = asyncio.Semaphore(concurrency)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -149,12 +149,14 @@ def test_a_prompt_that_cannot_fit_is_a_model_error(codec: TokenCodec) -> None:
     assert "raise context_tokens" in (episode.error or "")
 
 
-def gather(codec: TokenCodec, file: Path, jobs: list[Job], answers: Callable[[Job], list[str]]) -> list[Episode]:
+def gather(
+    codec: TokenCodec, file: Path, jobs: list[Job], answers: Callable[[Job], list[str]], others: Sequence[Job] = ()
+) -> list[Episode]:
     def player(job: Job) -> PolicyPlayer:
         return PolicyPlayer(Spelling(codec, answers(job)), codec, job, AGENT, 1.0, run_seed=0)
 
     def body(pool: EnvPool) -> Awaitable[list[Episode]]:
-        return collect(pool, player, jobs, max_steps=5, concurrency=3, file=file, description="test")
+        return collect(pool, player, jobs, max_steps=5, concurrency=3, file=file, description="test", others=others)
 
     return in_pool(body)
 
@@ -175,6 +177,17 @@ def test_a_collection_goes_on_where_it_was(codec: TokenCodec, tmp_path: Path) ->
     assert episodes[:3] == first
     assert [len(episode.steps) for episode in episodes] == [1, 1, 1, 4, 5, 5]
     assert sorted(episode.id for episode in read_episodes(file)) == [f"p/{number}" for number in range(6)]
+
+
+def test_a_file_may_hold_other_jobs_of_the_same_phase(codec: TokenCodec, tmp_path: Path) -> None:
+    """Refilled groups: played one after the other into one file, and again in that order after a kill."""
+    file = tmp_path / "p.jsonl.gz"
+    jobs = [job("a", number) for number in range(4)]
+    gather(codec, file, jobs[:2], lambda job: ["Action: win"], others=jobs[2:])
+    more = gather(codec, file, jobs[2:], lambda job: ["Action: win"], others=jobs[:2])
+    assert [episode.id for episode in more] == ["p/2", "p/3"]
+    again = gather(codec, file, jobs[:2], lambda job: pytest.fail("played again"), others=jobs[2:])
+    assert [episode.id for episode in again] == ["p/0", "p/1"]
 
 
 def test_a_file_of_another_configuration_is_refused(codec: TokenCodec, tmp_path: Path) -> None:
