@@ -174,7 +174,7 @@ def run(args: argparse.Namespace, gpu: bool) -> tuple[list[float], dict[str, flo
     import torch
 
     from train.config import GrpoConfig
-    from train.grpo import EpisodeGRPOTrainer
+    from train.grpo import EpisodeGRPOTrainer, make_batch
 
     sizes = TINY if args.tiny else QWEN_7B
     print("making the model", file=sys.stderr)
@@ -194,7 +194,7 @@ def run(args: argparse.Namespace, gpu: bool) -> tuple[list[float], dict[str, flo
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
             start = time.perf_counter()
-            metrics = trainer.update([episodes])
+            metrics = trainer.update(make_batch([episodes], config, REPLIES * REPLY_TOKENS))
             if gpu:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)

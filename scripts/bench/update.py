@@ -198,9 +198,12 @@ def since(start: tuple[float, float], prefix: str = "") -> dict[str, float]:
     return {f"{prefix}seconds": seconds, f"{prefix}cpu": cpu}
 
 
-def timed_update(trainer: Any, groups: list[list[Episode]]) -> dict[str, float]:
+def timed_update(trainer: Any, groups: list[list[Episode]], config: Config) -> dict[str, float]:
+    from train.grpo import make_batch
+
     start = clocks()
-    metrics = trainer.update(groups)
+    most_tokens = config.env.max_steps * config.agent.max_new_tokens
+    metrics = trainer.update(make_batch(groups, trainer.settings, most_tokens))
     return {**metrics, **since(start)}
 
 
@@ -254,7 +257,7 @@ def saga_iteration(args: argparse.Namespace) -> dict[str, Any]:
             )
             rollouts = since(start, "rollout_")
             groups = with_hand_set_returns(episodes, grpo.group_size)
-            metrics = await asyncio.to_thread(timed_update, trainer, groups)
+            metrics = await asyncio.to_thread(timed_update, trainer, groups, config)
         await chat.close()
         return episodes, rollouts | metrics
 
@@ -285,7 +288,7 @@ def update_alone(args: argparse.Namespace) -> dict[str, Any]:
             episode.contexts = a_context_a_step(episode.contexts)
     model, tokenizer = load_model(config)
     trainer = EpisodeGRPOTrainer(model, tokenizer, config.grpo, out_dir=OUT, seed=config.run.seed)
-    return timed_update(trainer, with_hand_set_returns(episodes, config.grpo.group_size))
+    return timed_update(trainer, with_hand_set_returns(episodes, config.grpo.group_size), config)
 
 
 def trl_iteration(args: argparse.Namespace) -> dict[str, Any]:

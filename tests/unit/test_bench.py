@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib
 import os
@@ -190,6 +191,18 @@ def test_the_model_has_the_published_number_of_weights() -> None:
     lora = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert sum(p.numel() for p in model.parameters()) - lora == 7_615_616_512
     assert lora == 161_480_704  # rank 64 on the seven linear layers of each of the 28 blocks
+
+
+def test_the_tiny_model_is_updated_on_rows_of_their_own_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_update = script("gpu_update")
+    for name, value in {"ROW_TOKENS": 128, "REPLIES": 4}.items():
+        monkeypatch.setattr(gpu_update, name, value)
+    args = argparse.Namespace(rows=2, rows_per_micro_batch=1, updates=1, tiny=True)
+    seconds, metrics, _ = gpu_update.run(args, gpu=torch.cuda.is_available())
+    assert len(seconds) == 1
+    assert (metrics["rows"], metrics["tokens"], metrics["trained_tokens"]) == (2, 256, 128)
+    assert metrics["padding_share"] == 0.0
+    assert metrics["grad_norm"] > 0
 
 
 # ---- launchers
