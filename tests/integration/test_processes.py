@@ -40,10 +40,10 @@ model: {dtype: float32, max_batch: 8}
 env: {name: household, max_steps: 6}
 pool: {workers: 1, envs_per_worker: 8}
 agent: {context_tokens: 1024, max_new_tokens: 16, concurrency: 8}
-lora: {rank: 8, alpha: 16, last_layers: 4}
+lora: {rank: 16, alpha: 32, last_layers: 8}
 warm_start:
-  {tasks: 'household/easy/train:0-11', episodes: 12, recovery_share: 0, epochs: 2, learning_rate: 3.0e-3, tokens_per_batch: 512}
-grpo: {tasks: 'household/easy/train:20-29', iterations: 1, groups: 2, group_size: 3, refill: 1}
+  {tasks: 'household/easy/train:0-11', episodes: 12, recovery_share: 0.5, epochs: 4, learning_rate: 3.0e-3, tokens_per_batch: 512}
+grpo: {tasks: 'household/easy/train:20-29', iterations: 1, groups: 2, group_size: 4, refill: 1}
 eval: {tasks: 'household/easy/eval:0-1'}
 """  # noqa: E501
 

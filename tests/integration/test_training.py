@@ -12,13 +12,13 @@ from transformers import PreTrainedTokenizerBase
 from train.adapters import load_adapter, new_adapter, save_adapter
 from train.chat import Generation, Sampling
 from train.config import GrpoConfig, LoraConfig, ModelConfig, WarmStartConfig
-from train.grpo import EpisodeGRPOTrainer
+from train.grpo import EpisodeGRPOTrainer, make_batch
 from train.hf_model import HFChatModel
 from train.load import load_policy
 from train.rows import rows_of
 from train.sft import train_sft
 from train.tokens import TokenCodec
-from train.trajectory import Context, Episode, Span
+from train.trajectory import Context, Episode, Span, Step
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +40,7 @@ def episode(prompt: list[int], completion: list[int], logprobs: list[float] | No
         task="easy/1",
         task_type="pick",
         seed=0,
-        episode_return=reward,
+        steps=[Step(index=0, observation="", text="", action="x", reward=reward)],
         contexts=[Context(ids=prompt + completion, spans=[span])],
     )
 
@@ -75,7 +75,7 @@ def test_warm_start_then_an_update_on_own_samples(
     group = [
         episode(prompt, answer.token_ids, answer.logprobs, reward=float(i == 0)) for i, answer in enumerate(sampled)
     ]
-    metrics = trainer.update([group])
+    metrics = trainer.update(make_batch([group], trainer.settings, episode_tokens=12))
     # The sampler and the trainer see the same tokens through the same weights at the same temperature.
     assert metrics["sampler_max_difference"] < 1e-3
     assert metrics["trained_tokens"] == sum(len(answer.token_ids) for answer in sampled)
