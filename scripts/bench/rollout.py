@@ -4,8 +4,8 @@
     scripts/bench/rollout.sh --episodes 96 --concurrency 32 --rounds 2
 
 SmolLM2-135M in float32 with its warm-start adapter (warm_policy.py) plays households at temperature 1. Lengths are
-mixed as in training: easy and hard games, and of each two episodes one ends after 4 to 10 steps, as solved ones do, and
-one after 30, as lost ones do (drawn once, fixed seed); a win ends an episode earlier.
+mixed as in training at 75 % success: easy and hard games, and of each four episodes three end after 4 to 10 steps, as
+solved ones do, and one after 30, as lost ones do (drawn once, fixed seed); a win ends an episode earlier.
 
     concurrent   train.rollouts.collect: each episode asks for its next reply as soon as its world has answered, and the
                  next episode begins when one ends
@@ -14,11 +14,16 @@ one after 30, as lost ones do (drawn once, fixed seed); a win ends an episode ea
                  made while stragglers play on, as on the other side. Both sides have the same players, pool and server
 
     s            wall time, without the start of server and workers
+    cpu s        CPU seconds of server, workers and this process; other load on the machine distorts them less
     in flight    episodes in play, mean over the time
     world wait   time that episodes waited for their world (queue and reset included), share of their time in play
 
-The server's prefix cache is emptied before every side. Exit code 1: an episode failed, or a goal is missed (1.3x the
-episodes per second of lock-step; world wait of the concurrent side under 5 %).
+Before the sides the server is asked how many tokens a second it generates for one request and for several. The less
+that grows, the less a batch with stragglers wastes: on a GPU it grows nearly with the requests, on a CPU with its cores
+busy at eight requests hardly any more. The server's prefix cache is emptied before every side.
+
+Exit code 1: an episode failed, or a goal is missed (1.3x the episodes per second of lock-step; world wait of the
+concurrent side under 5 %).
 """
 
 from __future__ import annotations
@@ -28,12 +33,12 @@ import asyncio
 import random
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from update import clocks, since
 from warm_policy import BENCH, CONFIG, ROOT, warm_policy
 
 if __name__ == "__main__":
@@ -129,20 +134,20 @@ class CappedPool:
 
 
 def mixed_caps(count: int) -> list[int]:
-    """Step caps of ``count`` episodes: of each two that follow each other one is short and one is long, at random."""
+    """Step caps of ``count`` episodes: of each four that follow each other one is long, in a random place."""
     generator = random.Random(0)
     caps = []
-    for _ in range(0, count, 2):
-        pair = [generator.randint(4, 10), MAX_STEPS]
-        generator.shuffle(pair)
-        caps += pair
+    for _ in range(0, count, 4):
+        four = [MAX_STEPS, *(generator.randint(4, 10) for _ in range(3))]
+        generator.shuffle(four)
+        caps += four
     return caps[:count]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--episodes", type=int, default=48)
-    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="OpenMP threads of the server (CPU build)")
     args = parser.parse_args()
@@ -174,6 +179,7 @@ def main() -> int:
         max_lora_rank=config.lora.rank,
         cpu_cache_gib=2,
         threads=args.threads,
+        start_s=900,  # a loaded machine imports vLLM three times slower
         env={"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1"},  # the first: /reset_prefix_cache
     )
     codec = TokenCodec(load_tokenizer(config.model))
@@ -192,7 +198,7 @@ async def measure(
     from train.server_model import ServerModel
 
     jobs = [
-        Job(f"bench/{i:03d}", "bench", household_task("hard" if i // 2 % 2 else "easy", i), seed=i)
+        Job(f"bench/{i:03d}", "bench", household_task("hard" if i // 4 % 2 else "easy", i), seed=i)
         for i in range(args.episodes)
     ]
     model = ServerModel([url], "policy", codec)
@@ -200,6 +206,7 @@ async def measure(
     try:
         await model.check()
         await model.load_adapter(adapter, "policy-v0000")
+        await print_server_curve(model, codec, args.concurrency)
         for number in range(args.rounds):
             for side in SIDES:
                 print(f"round {number + 1} of {args.rounds}: {side}", file=sys.stderr)
@@ -210,10 +217,10 @@ async def measure(
                         await session.close()
                     pool.expect([(job.task, job.seed) for job in jobs])
                     capped = CappedPool(pool, mixed_caps(len(jobs)))
-                    started = time.perf_counter()
+                    start = clocks()
                     play = concurrent if side == "concurrent" else lock_step
                     episodes = await play(capped, model, codec, config, jobs, OUT / f"{side}-{number}")
-                    results[side].append(figures(episodes, time.perf_counter() - started))
+                    results[side].append(figures(episodes, since(start)))
     finally:
         await model.close()
     return results
@@ -255,16 +262,33 @@ async def lock_step(
     return episodes
 
 
-def figures(episodes: Sequence[Episode], seconds: float) -> dict[str, float]:
+async def print_server_curve(model: ServerModel, codec: TokenCodec, concurrency: int) -> None:
+    """Tokens per second that the server generates for 1, 2, 4 … requests of equal length."""
+    from train.chat import Sampling
+
+    prompt = codec.start(None, "Describe a house with many rooms.")
+    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size <= 2 * concurrency]
+    rates = []
+    for size in [1, *sizes]:  # the first one warms up
+        start = clocks()
+        calls = (model.complete(prompt, Sampling(max_tokens=16, seed=i), f"curve {i}") for i in range(size))
+        generated = sum(len(answer.token_ids) for answer in await asyncio.gather(*calls))
+        rates.append(f"{size}: {generated / since(start)['seconds']:.1f}")
+        for i in range(size):
+            model.release(f"curve {i}")
+    print(f"server, tokens/s by requests at a time: {', '.join(rates[1:])}")
+
+
+def figures(episodes: Sequence[Episode], spent: dict[str, float]) -> dict[str, float]:
     in_play = sum(episode.seconds for episode in episodes)
     return {
-        "seconds": seconds,
+        **spent,
         "episodes": len(episodes),
         "faults": sum(episode.status != "ok" for episode in episodes),
         "won": sum(episode.won for episode in episodes),
         "steps": sum(len(episode.steps) for episode in episodes),
         "generated": sum(episode.tokens_out for episode in episodes),
-        "in_flight": in_play / seconds,
+        "in_flight": in_play / spent["seconds"],
         "wait": sum(episode.env_seconds for episode in episodes) / in_play,
     }
 
@@ -275,13 +299,13 @@ def report(results: dict[str, list[dict[str, float]]], args: argparse.Namespace)
         f"\n{args.episodes} episodes of {lengths[0]} to {lengths[-1]} steps, {args.concurrency} at a time, "
         f"{args.rounds} round(s); mean per round"
     )
-    columns = ("s", "episodes/s", "steps", "steps/s", "tokens/s", "in flight", "world wait", "won")
+    columns = ("s", "cpu s", "episodes/s", "steps", "steps/s", "tokens/s", "in flight", "world wait", "won")
     print(f"{'':12}" + "".join(f"{name:>12}" for name in columns))
     mean = {side: {key: sum(run[key] for run in runs) / len(runs) for key in runs[0]} for side, runs in results.items()}
     for side, row in mean.items():
         seconds = row["seconds"]
         print(
-            f"{side:12}{seconds:12.1f}{row['episodes'] / seconds:12.3f}{row['steps']:12.0f}"
+            f"{side:12}{seconds:12.1f}{row['cpu']:12.1f}{row['episodes'] / seconds:12.3f}{row['steps']:12.0f}"
             f"{row['steps'] / seconds:12.2f}{row['generated'] / seconds:12.1f}{row['in_flight']:12.1f}"
             f"{row['wait']:12.1%}{row['won']:12.1f}"
         )
@@ -293,6 +317,7 @@ def report(results: dict[str, list[dict[str, float]]], args: argparse.Namespace)
         f"concurrent / lock-step, episodes per second: {speed:.2f}x (goal {GOAL_SPEED}): "
         f"{'met' if speed >= GOAL_SPEED else 'MISSED'}"
     )
+    print(f"  cpu seconds of lock-step: {mean['lock-step']['cpu'] / mean['concurrent']['cpu']:.2f}x")
     print(
         f"world wait of concurrent: {wait:.1%} (goal under {GOAL_WAIT:.0%}): {'met' if wait < GOAL_WAIT else 'MISSED'}"
     )
