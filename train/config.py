@@ -164,7 +164,18 @@ class LoraConfig(Section):
     """Folder of an adapter to go on training (of this base, rank and modules); None: a fresh one."""
 
 
-class WarmStartConfig(Section):
+class FineTuneConfig(Section):
+    """Supervised fine-tuning on episodes."""
+
+    epochs: Annotated[float, Field(gt=0)] = 1.0
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-4
+    tokens_per_batch: Annotated[int, Field(ge=64)] = 4096
+    """Padded tokens of one optimiser step."""
+    tokens_per_micro_batch: Annotated[int, Field(ge=64)] = 4096
+    """Padded tokens of one forward pass; bounds memory and changes no gradient."""
+
+
+class WarmStartConfig(FineTuneConfig):
     """Supervised fine-tuning on expert episodes that search."""
 
     tasks: str
@@ -174,13 +185,9 @@ class WarmStartConfig(Section):
     """Share of demonstrations with invalid actions inserted (masked in the loss) and then mended."""
     epochs: Annotated[float, Field(gt=0)] = 2.0
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    tokens_per_batch: Annotated[int, Field(ge=64)] = 4096
-    """Padded tokens of one optimiser step."""
-    tokens_per_micro_batch: Annotated[int, Field(ge=64)] = 4096
-    """Padded tokens of one forward pass; bounds memory and changes no gradient."""
 
 
-class RejectionConfig(Section):
+class RejectionConfig(FineTuneConfig):
     """Rejection-sampling fine-tuning: supervised fine-tuning on the policy's own successes, before GRPO."""
 
     tasks: str
@@ -191,10 +198,6 @@ class RejectionConfig(Section):
     keep: Positive = 1
     """Successes kept per task: the shortest ones, so that easy tasks do not outweigh hard ones."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    epochs: Annotated[float, Field(gt=0)] = 1.0
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-4
-    tokens_per_batch: Annotated[int, Field(ge=64)] = 4096
-    tokens_per_micro_batch: Annotated[int, Field(ge=64)] = 4096
 
 
 class GrpoConfig(Section):

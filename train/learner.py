@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from train.adapters import load_adapter, new_adapter, save_adapter
-from train.config import Config, RejectionConfig, WarmStartConfig
+from train.config import Config, FineTuneConfig
 from train.grpo import Batch, EpisodeGRPOTrainer
 from train.load import load_policy, public_name
 from train.processes import Processes
@@ -60,7 +60,7 @@ class Learner:
             else:
                 self.model = load_adapter(self.model, adapter, trainable=True)
 
-    def fine_tune(self, rows: Sequence[Row], settings: WarmStartConfig | RejectionConfig) -> dict[str, float]:
+    def fine_tune(self, rows: Sequence[Row], settings: FineTuneConfig) -> dict[str, float]:
         """Supervised fine-tuning on ``rows`` (see :func:`train.sft.train_sft`)."""
         return train_sft(
             self.model,

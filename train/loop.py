@@ -19,7 +19,7 @@ from envs.pool import EnvPool
 from train.adapters import CONFIG_FILE, adapter_hash
 from train.advantages import has_signal, token_advantages
 from train.agent import Job
-from train.config import Config, ConfigError, GrpoConfig, RejectionConfig, WarmStartConfig
+from train.config import Config, ConfigError, FineTuneConfig, GrpoConfig, RejectionConfig, WarmStartConfig
 from train.curriculum import iteration_tasks, step_cap, total_signal
 from train.demonstrations import DemonstrationPlayer
 from train.evaluate import evaluate
@@ -216,9 +216,7 @@ class _Run:
         await self._new_version(1)
         self.journal.finish("rejection", adapter=self.adapter)
 
-    async def _fine_tune(
-        self, name: str, rows: list[Row], settings: WarmStartConfig | RejectionConfig, source: str
-    ) -> None:
+    async def _fine_tune(self, name: str, rows: list[Row], settings: FineTuneConfig, source: str) -> None:
         lengths = [len(row) for row in rows]
         steps = len(optimiser_batches(lengths, settings.epochs, settings.tokens_per_batch, self.config.run.seed))
         with progress(steps, name) as bar:

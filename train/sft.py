@@ -18,7 +18,7 @@ from transformers.trainer_callback import PrinterCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
-from train.config import ConfigError, RejectionConfig, WarmStartConfig
+from train.config import ConfigError, FineTuneConfig
 from train.logprobs import trained_logprobs
 from train.rows import LENGTH_MULTIPLE, Row, padded_length, padded_tokens, shares
 
@@ -33,7 +33,7 @@ def train_sft(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Row],
-    config: WarmStartConfig | RejectionConfig,
+    config: FineTuneConfig,
     *,
     seed: int,
     out_dir: Path,
@@ -113,7 +113,7 @@ def optimiser_batches(lengths: Sequence[int], epochs: float, budget: int, seed: 
 
 
 def _step_plan(
-    lengths: Sequence[int], batch: Sequence[int], processes: int, config: WarmStartConfig | RejectionConfig
+    lengths: Sequence[int], batch: Sequence[int], processes: int, config: FineTuneConfig
 ) -> list[list[list[int]]]:
     """The micro-batches of one optimiser step, per process, as indices of rows."""
     parts = shares([lengths[i] for i in batch], processes, config.tokens_per_micro_batch)
@@ -133,7 +133,7 @@ def _dataset(rows: Sequence[Row]) -> Dataset:
     )
 
 
-def _arguments(config: WarmStartConfig | RejectionConfig, steps: int, seed: int, out_dir: Path) -> SFTConfig:
+def _arguments(config: FineTuneConfig, steps: int, seed: int, out_dir: Path) -> SFTConfig:
     return SFTConfig(
         output_dir=str(out_dir),
         seed=seed,
