@@ -1,9 +1,9 @@
 """Episodes at their own pace beside lock-step batches, on the same vLLM server and the same games.
 
-    scripts/bench/rollout.sh                            # about ten minutes on two cores, with vLLM's CPU build
-    scripts/bench/rollout.sh --episodes 96 --concurrency 32 --rounds 2
+    scripts/bench/rollout.sh                            # a quarter of an hour on two cores, with vLLM's CPU build
+    scripts/bench/rollout.sh --episodes 96 --concurrency 16 --rounds 2
 
-SmolLM2-135M in float32 with its warm-start adapter (warm_policy.py) plays households at temperature 1. Lengths are
+SmolLM2-135M in float32, warm-started (warm_policy.py, merged weights), plays households at temperature 1. Lengths are
 mixed as in training at 75 % success: easy and hard games, and of each four episodes three end after 4 to 10 steps, as
 solved ones do, and one after 30, as lost ones do (drawn once, fixed seed); a win ends an episode earlier.
 
@@ -19,8 +19,10 @@ solved ones do, and one after 30, as lost ones do (drawn once, fixed seed); a wi
     world wait   time that episodes waited for their world (queue and reset included), share of their time in play
 
 Before the sides the server is asked how many tokens a second it generates for one request and for several. The less
-that grows, the less a batch with stragglers wastes: on a GPU it grows nearly with the requests, on a CPU with its cores
-busy at eight requests hardly any more. The server's prefix cache is emptied before every side.
+that grows, the less a batch with stragglers wastes: on a GPU it grows nearly with the requests, on CPU cores that are
+busy with eight requests hardly any more. ``--lora`` serves the adapter instead, as a training run does: vLLM's LoRA
+kernels for CPUs cost nearly the same for each token however many there are, so that little is left to win there.
+The server's prefix cache is emptied before every side.
 
 Exit code 1: an episode failed, or a goal is missed (1.3x the episodes per second of lock-step; world wait of the
 concurrent side under 5 %).
@@ -149,14 +151,15 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=48)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1, help="OpenMP threads of the server (CPU build)")
+    parser.add_argument("--threads", type=int, default=2, help="OpenMP threads of the server (CPU build)")
+    parser.add_argument("--lora", action="store_true", help="serve the base model with the adapter, not merged weights")
     args = parser.parse_args()
 
     from train.load import BUNDLED, load_tokenizer, model_folder
     from train.tokens import TokenCodec
     from train.vllm_server import VLLMServer
 
-    adapter = warm_policy()
+    adapter, merged = warm_policy()
     config = load_config(
         CONFIG,
         [
@@ -171,11 +174,12 @@ def main() -> int:
     shutil.rmtree(OUT, ignore_errors=True)
     print("starting vLLM (a minute)", file=sys.stderr)
     server = VLLMServer(
-        model_folder(BUNDLED),
+        model_folder(BUNDLED) if args.lora else merged,
         served_name="policy",
         dtype=config.model.dtype,
         log=OUT / "vllm.log",
         max_model_len=config.agent.context_tokens,
+        max_loras=2 * args.lora,
         max_lora_rank=config.lora.rank,
         cpu_cache_gib=2,
         threads=args.threads,
@@ -205,7 +209,8 @@ async def measure(
     results: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     try:
         await model.check()
-        await model.load_adapter(adapter, "policy-v0000")
+        if args.lora:
+            await model.load_adapter(adapter, "policy-v0000")
         await print_server_curve(model, codec, args.concurrency)
         for number in range(args.rounds):
             for side in SIDES:

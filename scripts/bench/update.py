@@ -156,7 +156,7 @@ def load_model(config: Config) -> tuple[Any, Any]:
 
     torch.set_num_threads(config.run.threads or torch.get_num_threads())
     model, tokenizer = load_policy(config.model)
-    return load_adapter(model, warm_policy(), trainable=True), tokenizer
+    return load_adapter(model, warm_policy()[0], trainable=True), tokenizer
 
 
 def hand_set_return(rollout: int) -> float:

@@ -1,6 +1,7 @@
 """The policy that the benchmarks play with: SmolLM2-135M after a minute of warm start, so that it answers with actions.
 
-    python scripts/bench/warm_policy.py        # writes runs/bench/warm-policy, a plain PEFT adapter; once
+    python scripts/bench/warm_policy.py        # once; writes runs/bench/warm-policy, a plain PEFT adapter, and
+                                               # runs/bench/warm-policy-merged, whole weights in float32 (540 MB)
 
 The base model never writes an action, so that its episodes would measure neither worlds nor turns of usual length. This
 one has the form (40 expert episodes of easy households, one epoch) and wins some easy games, few hard ones.
@@ -18,14 +19,15 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "runs" / "bench"
 CONFIG = ROOT / "configs" / "quickstart.yaml"
 FOLDER = BENCH / "warm-policy"
+MERGED = BENCH / "warm-policy-merged"
 DEMONSTRATIONS = 40
 
 
-def warm_policy() -> Path:
-    """The folder of the adapter, trained first (in a process of its own) where it is not there yet."""
-    if not FOLDER.is_dir():
+def warm_policy() -> tuple[Path, Path]:
+    """Folders of the adapter and of the merged weights, made first (in a process of its own) where they are absent."""
+    if not MERGED.is_dir():
         subprocess.run([sys.executable, __file__], check=True)
-    return FOLDER
+    return FOLDER, MERGED
 
 
 def train() -> None:
@@ -81,6 +83,10 @@ def train() -> None:
             log=lambda step, metrics: bar.advance(loss=metrics["loss"]),
         )
     save_adapter(model, FOLDER, public_name(config.model.name))
+    partial = MERGED.with_suffix(".partial")
+    model.merge_and_unload().save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    partial.rename(MERGED)
     file.unlink()
 
 
