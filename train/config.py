@@ -255,6 +255,8 @@ class EvalConfig(Section):
     seeds: Positive = 1
     """Repetitions with different sampling and environment seeds."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
+    at_start: bool = True
+    """Evaluate what the run starts from, too; before anything is learnt most episodes go on to their last step."""
 
 
 class TrackingConfig(Section):
@@ -303,6 +305,8 @@ class Config(Section):
             raise ValueError(
                 "grpo.staleness 1 needs a server (model.engine vllm or server): hf generates with the weights"
             )
+        if not (self.eval.at_start or self.warm_start or self.rejection or self.grpo):
+            raise ValueError("eval.at_start is false and nothing is learnt; set it or add warm_start or grpo")
         if self.run.deterministic:
             self._check_deterministic()
         return self

@@ -326,17 +326,17 @@ class EpisodeGRPOTrainer(GRPOTrainer):
     def _reference_passes(self, plans: list[_Plan]) -> None:
         """Add log-probabilities that stay fixed during the update: pi_old and, with a KL term, the base's.
 
-        For a single optimiser step the pi_old pass is left out: the step's own forward pass gives the same numbers.
+        For the first optimiser step the pi_old pass is left out: the step's own forward pass gives the same numbers.
         """
         self.model.eval()
-        single = self.settings.passes * len(plans) == 1
         with torch.no_grad():
-            for part in (part for plan in plans for part in plan.parts):
-                if not single:
-                    part["old"] = self._logprobs(self.model_wrapped, part)[0]
-                if self.settings.kl_coef:
-                    with self.model.disable_adapter():
-                        part["base"] = self._logprobs(self.model_wrapped, part)[0]
+            for number, plan in enumerate(plans):
+                for part in plan.parts:
+                    if number > 0:
+                        part["old"] = self._logprobs(self.model_wrapped, part)[0]
+                    if self.settings.kl_coef:
+                        with self.model.disable_adapter():
+                            part["base"] = self._logprobs(self.model_wrapped, part)[0]
 
     def _logprobs(self, model: Any, part: dict[str, Any]) -> tuple[Tensor, Tensor]:
         with self.accelerator.autocast():

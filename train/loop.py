@@ -82,7 +82,8 @@ class _Run:
             async with self._env_pool(config.env.max_steps) as pool:
                 self.pool = pool
                 await self.policy.ready()
-                await self._evaluate("eval-start")
+                if config.eval.at_start:
+                    await self._evaluate("eval-start")
                 if learns:
                     await self._open_learner(adapter)
                 if config.warm_start:

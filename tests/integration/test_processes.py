@@ -44,7 +44,7 @@ lora: {rank: 16, alpha: 32, last_layers: 8}
 warm_start:
   {tasks: 'household/easy/train:0-11', episodes: 12, recovery_share: 0.5, epochs: 4, learning_rate: 3.0e-3, tokens_per_batch: 512}
 grpo: {tasks: 'household/easy/train:20-29', iterations: 1, groups: 2, group_size: 4, refill: 1}
-eval: {tasks: 'household/easy/eval:0-1'}
+eval: {tasks: 'household/easy/eval:0-1', at_start: false}
 """  # noqa: E501
 
 
@@ -133,7 +133,7 @@ def test_saga_train_in_two_processes(smollm2_folder: Path, tmp_path: Path) -> No
     assert printed.count("held-out games") == 1
     run = tmp_path / "runs/demo"
     phases = list(json.loads((run / "journal.json").read_text()))
-    assert phases == ["eval-start", "warm-start", "eval-warm", "grpo-0001", "eval-final"]
+    assert phases == ["warm-start", "eval-warm", "grpo-0001", "eval-final"]
     assert json.loads((run / "result.json").read_text())["adapter"] == "adapters/policy-v0001"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (update,) = [line for line in lines if line["phase"] == "grpo-0001"]

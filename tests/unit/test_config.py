@@ -99,6 +99,7 @@ GRPO = {"tasks": "household/easy/train:0-9"}
         ({"grpo": GRPO | {"staleness": 1}}, "grpo.staleness 1 needs a server"),
         ({"model": {"engine": "vllm", "urls": ["http://a:1"]}}, "engine is 'vllm'; set engine: server or drop urls"),
         ({"grpo": GRPO | {"train_roles": ["thought"]}}, r"grpo\.train_roles\.0: 'thought': .*'action', 'plan'"),
+        ({"eval": {"tasks": "household/easy/eval:0-3", "at_start": False}}, "eval.at_start is false and nothing is"),
         ({"rejection": {"tasks": "household/easy/eval:0-3"}}, r"rejection\.tasks equals eval\.tasks"),
     ],
 )

@@ -231,21 +231,33 @@ def test_loss_equals_that_of_trl(tmp_path: Path) -> None:
     assert trainer._sums["clip_fraction"] > 0
 
 
-def test_one_step_needs_no_pass_for_the_old_logprobs(tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path)
+def test_the_first_step_needs_no_pass_for_the_old_logprobs(tmp_path: Path) -> None:
+    """Two steps, two passes: pi_old is always the policy at the start, and only the second step's is computed ahead."""
+    trainer = trainer_of(tmp_path, mini_batch_groups=1, passes=2, learning_rate=1e-2)
+    groups = groups_of(trainer.model)
+    with torch.no_grad():
+        start = [
+            trainer._logprobs(trainer.model, trainer._tensors(step))[0]
+            for step in make_batch(groups, trainer.settings, 10).steps
+        ]
     seen: list[torch.Tensor] = []
-    original = trainer.compute_loss
+    ahead: list[bool] = []
+    loss, logprobs = trainer.compute_loss, trainer._logprobs
 
-    def spy(model, inputs, *args, **kwargs):
-        loss = original(model, inputs, *args, **kwargs)
-        trainer.model.eval()
-        with torch.no_grad():
-            seen.append((inputs["old"] - trainer._logprobs(trainer.model, inputs)[0]).abs().max())
-        return loss
+    def spy_loss(model, inputs, *args, **kwargs):
+        value = loss(model, inputs, *args, **kwargs)
+        seen.append(inputs["old"])
+        return value
 
-    trainer.compute_loss = spy
-    update(trainer, groups_of(trainer.model))
-    assert [float(value) for value in seen] == [0.0]
+    def spy_logprobs(model, part):
+        ahead.append(not torch.is_grad_enabled())
+        return logprobs(model, part)
+
+    trainer.compute_loss, trainer._logprobs = spy_loss, spy_logprobs
+    update(trainer, groups)
+    assert ahead == [True, False, False, False, False]
+    for old, expected in zip(seen, [*start, *start], strict=True):
+        torch.testing.assert_close(old.sort().values, expected.sort().values, atol=1e-5, rtol=0)  # rows are reordered
 
 
 def test_groups_without_signal_and_faulty_episodes_are_dropped_and_counted(tmp_path: Path) -> None:
