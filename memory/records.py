@@ -1,7 +1,7 @@
 """The records of the four levels and the links between them (SAGA, arXiv 2610.06964).
 
-Level 0 trajectory (never edited) -> level 1 episode -> level 2 procedure -> level 3 principle. A link joins two adjacent
-levels, says whether the lower record supports or contradicts the upper one, and cites steps of trajectories.
+Level 0 trajectory (never edited) -> level 1 episode -> level 2 procedure -> level 3 principle. A link joins two
+adjacent levels, says whether the lower record supports or contradicts the upper one, and cites steps of trajectories.
 Ids are hashes of what a record claims, so that the same claim, found twice, is one record.
 """
 
@@ -22,8 +22,8 @@ the validation experiment: ``validated``; it failed one of the two: ``rejected``
 another record: ``retired``. Episodes and procedures are ``candidate`` until they are ``retired``."""
 
 TrajectoryStatus = Literal["complete", "truncated", "odd"]
-"""``complete``: ends with a stated outcome. ``truncated``: breaks off. ``odd``: parsed, but something in it is not as the
-format says (``note`` tells what)."""
+"""``complete``: ends with a stated outcome. ``truncated``: breaks off. ``odd``: parsed, but something in it is not as
+the format says (``note`` tells what)."""
 
 
 class MemoryRecordError(ValueError):
