@@ -1,0 +1,689 @@
+"""The store: everything that memory holds, in one database, each claim checked against its evidence when it is written.
+
+One process writes, any number read. Trajectories, items and links are never edited or deleted; statuses and ledgers
+change, and keep their history.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+from sqlalchemy import Connection, Row, Select, Table, func, insert, select, update
+
+from memory import schema
+from memory.grounding import check_episode, check_link
+from memory.records import (
+    ITEM_TYPES,
+    LEVEL_NAMES,
+    AnyItem,
+    EpisodeItem,
+    Link,
+    MemoryRecordError,
+    Status,
+    Trajectory,
+)
+
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+JudgementKind = Literal["audit", "validation", "harm"]
+
+_CHUNK = 500
+"""Rows a statement takes or gives: bounds memory, and the number of parameters."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """What one episode did with one item. ``episode``: a name unique over runs, as a trajectory's ``source``.
+
+    ``outcome``: the episode's score in [0, 1]; None: unknown (a fault). ``retrieved`` to ``violated`` are counts.
+    """
+
+    item: str
+    episode: str
+    outcome: float | None
+    retrieved: int = 0
+    instantiated: int = 0
+    suppressed: int = 0
+    followed: int = 0
+    violated: int = 0
+
+
+_COUNTS = ("retrieved", "instantiated", "suppressed", "followed", "violated")
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The utility of an item: sums over its entries.
+
+    ``with``: episodes in which it was instantiated (shown); ``without``: those of its entries in which it was not
+    (suppressed, or run without memory on the same world and task type). Only episodes of known outcome count there.
+    ``outcome_*``: their mean outcome, 0.0 where there are none.
+    """
+
+    retrieved: int = 0
+    instantiated: int = 0
+    suppressed: int = 0
+    followed: int = 0
+    violated: int = 0
+    episodes_with: int = 0
+    outcome_with: float = 0.0
+    episodes_without: int = 0
+    outcome_without: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An item with what the store keeps beside it. ``reason``: why it has its status."""
+
+    item: AnyItem
+    status: Status
+    reason: str
+    ledger: Ledger
+
+    @cached_property
+    def id(self) -> str:
+        return self.item.id
+
+
+@dataclass(frozen=True)
+class StatusChange:
+    status: Status
+    reason: str
+    round: int
+    time: str
+    """ISO 8601, UTC."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    item: str
+    kind: JudgementKind
+    verdict: dict[str, JSON]
+    round: int
+    time: str
+    """ISO 8601, UTC."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """``trajectories``, ``links``, ``changes``: the last row of each table that it covers."""
+
+    id: str
+    label: str
+    time: str
+    trajectories: int
+    links: int
+    changes: int
+
+
+@dataclass
+class WriteReport:
+    """What became of a write. ``accepted`` and ``known`` hold ids of items; ``rejected`` ids of items and links."""
+
+    accepted: list[str] = field(default_factory=list)
+    known: list[str] = field(default_factory=list)
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+    links: int = 0
+    """New links."""
+
+
+class Store:
+    """A memory. Safe for one writing process and many readers, and for threads; no method keeps a transaction open.
+
+    Args:
+        url: ``sqlite:///path/memory.db`` or a PostgreSQL URL. The schema is created, or brought up to date.
+        create: False: a database without a memory is an error instead.
+
+    Raises:
+        MemoryRecordError: no such database, or one written by a newer version.
+    """
+
+    def __init__(self, url: str, *, create: bool = True) -> None:
+        self.engine = schema.open_engine(url, create=create)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ---- level 0
+
+    def add_trajectories(self, trajectories: Iterable[Trajectory]) -> int:
+        """Add those whose id is new, and return their number. Committed in batches: after a failure, repeat the call.
+
+        Raises:
+            MemoryRecordError: a record that memory cannot take (see :func:`check_trajectory`).
+        """
+        added = 0
+        for batch in _chunks(trajectories):
+            new: dict[str, Trajectory] = {}
+            for record in batch:
+                check_trajectory(record)
+                new[record.id] = record
+            with schema.writing(self.engine) as connection:
+                known = set(
+                    _where_in(connection, select(schema.trajectories.c.id), schema.trajectories.c.id, list(new))
+                )
+                rows = [_trajectory_row(id, record) for id, record in new.items() if (id,) not in known]
+                if rows:
+                    connection.execute(insert(schema.trajectories), rows)
+            added += len(rows)
+        return added
+
+    def trajectory(self, id: str) -> Trajectory:
+        """Raises: MemoryRecordError: not in the memory."""
+        with self.engine.connect() as connection:
+            found = _find_trajectory(connection, id)
+        if found is None:
+            raise _missing("trajectory", id)
+        return found
+
+    def trajectories(
+        self,
+        *,
+        world: str | None = None,
+        grammar: str | None = None,
+        task_type: str | None = None,
+        since_round: int | None = None,
+    ) -> Iterator[Trajectory]:
+        """In insertion order; ``since_round``: of that round or later. What is added meanwhile comes too."""
+        of = schema.trajectories.c
+        query = select(of.seq, of.record).order_by(of.seq).limit(_CHUNK)
+        for column, value in ((of.world, world), (of.grammar, grammar), (of.task_type, task_type)):
+            if value is not None:
+                query = query.where(column == value)
+        if since_round is not None:
+            query = query.where(of.round >= since_round)
+        last = 0
+        while True:
+            with self.engine.connect() as connection:
+                rows = connection.execute(query.where(of.seq > last)).all()
+            for row in rows:
+                yield unpack_trajectory(row.record)
+            if len(rows) < _CHUNK:
+                return
+            last = rows[-1].seq
+
+    # ---- levels 1 to 3
+
+    def write(self, items: Sequence[AnyItem], links: Sequence[Link]) -> WriteReport:
+        """Add items and links, each only if its evidence holds (:mod:`memory.grounding`).
+
+        A new item enters as ``candidate``, and only with a valid supporting link from the level below, in this call.
+        An item that is known stays as it is, and takes new links. All of it is one transaction.
+        """
+        report = WriteReport()
+        with schema.writing(self.engine) as connection:
+            _Write(connection, report).run({item.id: item for item in items}, {link.id: link for link in links})
+        return report
+
+    def item(self, id: str) -> Stored:
+        """Raises: MemoryRecordError: not in the memory."""
+        with self.engine.connect() as connection:
+            row = connection.execute(select(schema.items).where(schema.items.c.id == id)).first()
+        if row is None:
+            raise _missing("item", id)
+        return _stored(row)
+
+    def items(
+        self,
+        level: int,
+        *,
+        statuses: Collection[str] | None = None,
+        world: str | None = None,
+        grammar: str | None = None,
+        task_type: str | None = None,
+    ) -> list[Stored]:
+        """In insertion order. ``task_type``: items of that type, and those of any type ("")."""
+        if level not in ITEM_TYPES:
+            raise MemoryRecordError(f"level: {level!r}; give 1 (episodes), 2 (procedures) or 3 (principles)")
+        query = select(schema.items).where(schema.items.c.level == level).order_by(schema.items.c.seq)
+        if statuses is not None:
+            query = query.where(schema.items.c.status.in_([_known_status(status) for status in statuses]))
+        if world is not None:
+            query = query.where(schema.items.c.world == world)
+        if grammar is not None:
+            query = query.where(schema.items.c.grammar == grammar)
+        if task_type is not None:
+            query = query.where(schema.items.c.task_type.in_(["", task_type]))
+        with self.engine.connect() as connection:
+            return [_stored(row) for row in connection.execute(query)]
+
+    def set_status(self, id: str, status: Status, reason: str, round: int = 0) -> None:
+        """Change an item's status and keep the change in its history.
+
+        Raises:
+            MemoryRecordError: no such item, or a status that its level does not have.
+        """
+        with schema.writing(self.engine) as connection:
+            level = connection.execute(select(schema.items.c.level).where(schema.items.c.id == id)).scalar()
+            if level is None:
+                raise _missing("item", id)
+            check_status(level, status, id)
+            change_status(connection, id, StatusChange(status, _plain("reason", reason), round, now()))
+
+    def history(self, id: str) -> list[StatusChange]:
+        """Every status that the item had, oldest first."""
+        query = select(schema.changes).where(schema.changes.c.item == id).order_by(schema.changes.c.seq)
+        with self.engine.connect() as connection:
+            return [StatusChange(row.status, row.reason, row.round, row.time) for row in connection.execute(query)]
+
+    def links(self, *, lower: str | None = None, upper: str | None = None) -> list[Link]:
+        """In insertion order; all links where neither end is named."""
+        query = select(schema.links.c.record).order_by(schema.links.c.seq)
+        if lower is not None:
+            query = query.where(schema.links.c.lower == lower)
+        if upper is not None:
+            query = query.where(schema.links.c.upper == upper)
+        with self.engine.connect() as connection:
+            return [Link.model_validate_json(row.record) for row in connection.execute(query)]
+
+    # ---- utility ledger and judgements
+
+    def credit(self, entries: Sequence[LedgerEntry]) -> None:
+        """Add entries to the items' ledgers. A second entry of an item and episode takes the first one's place, so a
+        repeated call changes nothing.
+
+        Raises:
+            MemoryRecordError: no such item, an outcome outside [0, 1], a negative count; then nothing is credited.
+        """
+        by_item: dict[str, dict[str, LedgerEntry]] = {}
+        for entry in entries:
+            check_entry(entry)
+            by_item.setdefault(entry.item, {})[entry.episode] = entry
+        with schema.writing(self.engine) as connection:
+            for item, of_item in by_item.items():
+                credit_item(connection, item, of_item)
+
+    def ledger(self, id: str) -> Ledger:
+        """Raises: MemoryRecordError: no such item."""
+        return self.item(id).ledger
+
+    def entries(self, id: str) -> list[LedgerEntry]:
+        """The item's ledger entries in the order of their first writing."""
+        query = select(schema.credits).where(schema.credits.c.item == id).order_by(schema.credits.c.seq)
+        with self.engine.connect() as connection:
+            return [_entry(row) for row in connection.execute(query)]
+
+    def judge(self, id: str, kind: JudgementKind, verdict: dict[str, JSON], round: int = 0) -> None:
+        """Record a judgement of an item. All are kept, the newest of a kind counts.
+
+        Raises:
+            MemoryRecordError: no such item or kind, or a verdict that is no JSON (NaN included).
+        """
+        judgement = Judgement(id, kind, verdict, round, now())
+        with schema.writing(self.engine) as connection:
+            if connection.execute(select(schema.items.c.id).where(schema.items.c.id == id)).first() is None:
+                raise _missing("item", id)
+            add_judgement(connection, judgement)
+
+    def judgements(self, id: str, kind: JudgementKind | None = None) -> list[Judgement]:
+        """Oldest first: the last one counts."""
+        query = select(schema.judgements).where(schema.judgements.c.item == id).order_by(schema.judgements.c.seq)
+        if kind is not None:
+            query = query.where(schema.judgements.c.kind == kind)
+        with self.engine.connect() as connection:
+            return [
+                Judgement(row.item, row.kind, json.loads(row.verdict), row.round, row.time)
+                for row in connection.execute(query)
+            ]
+
+    # ---- snapshots and provenance
+
+    def snapshot(self, label: str = "") -> str:
+        """Name the present content: ``s-`` and 16 hex digits of the SHA-256 over the sorted ids of trajectories and
+        links and the sorted (id, status) of items. Equal contents have equal names, in any store."""
+        with schema.writing(self.engine) as connection:
+            marks = {
+                table: connection.execute(select(func.coalesce(func.max(getattr(schema, table).c.seq), 0))).scalar_one()
+                for table in ("trajectories", "links", "changes")
+            }
+            last = connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq.desc()).limit(1)).first()
+            if last is not None and all(last._mapping[name] == mark for name, mark in marks.items()):
+                id = str(last.id)  # nothing was written since
+            else:
+                id = _content_hash(connection)
+            same = (schema.snapshots.c.id == id) & (schema.snapshots.c.label == label)
+            if connection.execute(select(schema.snapshots.c.seq).where(same)).first() is None:
+                row = {"id": id, "label": _plain("label", label), "time": now(), **marks}
+                connection.execute(insert(schema.snapshots).values(row))
+        return id
+
+    def snapshots(self) -> list[Snapshot]:
+        """Oldest first; one of equal content under another label comes again."""
+        with self.engine.connect() as connection:
+            rows = connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq))
+            return [Snapshot(row.id, row.label, row.time, row.trajectories, row.links, row.changes) for row in rows]
+
+    def provenance(self) -> set[tuple[str, str]]:
+        """(world, task) of every trajectory that any item which is not retired rests on, through any link below it."""
+        rest = select(schema.items.c.id).where(schema.items.c.status != "retired").cte("rest", recursive=True)
+        rest = rest.union(select(schema.links.c.lower).join(rest, schema.links.c.upper == rest.c.id))
+        cited = (
+            select(schema.evidence.c.trajectory)
+            .join(schema.links, schema.links.c.id == schema.evidence.c.link)
+            .join(rest, schema.links.c.upper == rest.c.id)
+        )
+        told = select(rest.c.id)  # the lowest ends are trajectories themselves
+        query = (
+            select(schema.trajectories.c.world, schema.trajectories.c.task)
+            .where(schema.trajectories.c.id.in_(told) | schema.trajectories.c.id.in_(cited))
+            .distinct()
+        )
+        with self.engine.connect() as connection:
+            return {(row.world, row.task) for row in connection.execute(query)}
+
+
+# ---- checks of single values
+
+
+def check_trajectory(record: Trajectory) -> None:
+    """Raises: MemoryRecordError: step numbers that do not rise, a number that is not finite, a NUL in a name."""
+    for name in ("source", "world", "grammar", "task", "task_type"):
+        _plain(name, getattr(record, name))
+    if not math.isfinite(record.score):
+        raise MemoryRecordError(f"score: {record.score} ({record.source}); give a finite number")
+    last = -1
+    for number, step in enumerate(record.steps):
+        if step.index <= last:
+            raise MemoryRecordError(
+                f"steps[{number}].index: {step.index} after {last} ({record.source}); number steps from 0 upwards"
+            )
+        if not math.isfinite(step.reward):
+            raise MemoryRecordError(f"steps[{number}].reward: {step.reward} ({record.source}); give a finite number")
+        last = step.index
+
+
+def check_status(level: int, status: str, id: str) -> None:
+    """Raises: MemoryRecordError: a status that there is not, or not at this level."""
+    _known_status(status)
+    if level < 3 and status not in ("candidate", "retired"):
+        raise MemoryRecordError(
+            f"status: {status!r} of {LEVEL_NAMES[level]} {id}; only principles are judged: give candidate or retired"
+        )
+
+
+def check_entry(entry: LedgerEntry) -> None:
+    """Raises: MemoryRecordError: an outcome outside [0, 1] or a negative count."""
+    _plain("episode", entry.episode)
+    if entry.outcome is not None and not 0 <= entry.outcome <= 1:
+        raise MemoryRecordError(f"outcome: {entry.outcome} of episode {entry.episode}; give a score in [0, 1] or None")
+    for name in _COUNTS:
+        if getattr(entry, name) < 0:
+            raise MemoryRecordError(f"{name}: {getattr(entry, name)} of episode {entry.episode}; give a count")
+
+
+def _known_status(status: str) -> str:
+    if status not in get_args(Status):
+        raise MemoryRecordError(f"status: {status!r}; name one of {', '.join(get_args(Status))}")
+    return status
+
+
+def _plain(name: str, text: str) -> str:
+    if "\0" in text:  # PostgreSQL has no such text
+        raise MemoryRecordError(f"{name}: {text[:80]!r} holds a NUL character; remove it")
+    return text
+
+
+def _missing(what: str, id: str) -> MemoryRecordError:
+    return MemoryRecordError(f"{what}: {id!r} is not in the memory; `saga memory list` names what is")
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# ---- the ledger's arithmetic
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums of ledger entries, from which the means of a :class:`Ledger` come."""
+
+    retrieved: int = 0
+    instantiated: int = 0
+    suppressed: int = 0
+    followed: int = 0
+    violated: int = 0
+    episodes_with: int = 0
+    sum_with: float = 0.0
+    episodes_without: int = 0
+    sum_without: float = 0.0
+
+    def ledger(self) -> Ledger:
+        return Ledger(
+            retrieved=self.retrieved,
+            instantiated=self.instantiated,
+            suppressed=self.suppressed,
+            followed=self.followed,
+            violated=self.violated,
+            episodes_with=self.episodes_with,
+            outcome_with=self.sum_with / max(self.episodes_with, 1),
+            episodes_without=self.episodes_without,
+            outcome_without=self.sum_without / max(self.episodes_without, 1),
+        )
+
+
+_TOTALS = tuple(Totals.__dataclass_fields__)
+
+
+def add_entry(totals: Totals, entry: LedgerEntry) -> Totals:
+    """``totals`` with one more entry."""
+    counts = {name: getattr(totals, name) + getattr(entry, name) for name in _COUNTS}
+    if entry.outcome is None:
+        return replace(totals, **counts)
+    if entry.instantiated:
+        counts |= {"episodes_with": totals.episodes_with + 1, "sum_with": totals.sum_with + entry.outcome}
+    else:
+        counts |= {"episodes_without": totals.episodes_without + 1, "sum_without": totals.sum_without + entry.outcome}
+    return replace(totals, **counts)
+
+
+# ---- rows
+
+
+def pack_trajectory(record: Trajectory) -> bytes:
+    return zlib.compress(record.model_dump_json().encode(), 6)
+
+
+def unpack_trajectory(data: bytes) -> Trajectory:
+    return Trajectory.model_validate_json(zlib.decompress(data))
+
+
+def _trajectory_row(id: str, record: Trajectory) -> dict[str, Any]:
+    return {
+        "id": id,
+        **{name: getattr(record, name) for name in ("world", "grammar", "task", "task_type", "round", "status")},
+        "success": record.success,
+        "score": record.score,
+        "length": len(record.steps),
+        "record": pack_trajectory(record),
+    }
+
+
+def _find_trajectory(connection: Connection, id: str) -> Trajectory | None:
+    data = connection.execute(select(schema.trajectories.c.record).where(schema.trajectories.c.id == id)).scalar()
+    return None if data is None else unpack_trajectory(data)
+
+
+def _stored(row: Row[Any]) -> Stored:
+    totals = Totals(*(row._mapping[name] for name in _TOTALS))
+    return Stored(ITEM_TYPES[row.level].model_validate_json(row.record), row.status, row.reason, totals.ledger())
+
+
+def _entry(row: Row[Any]) -> LedgerEntry:
+    return LedgerEntry(row.item, row.episode, row.outcome, *(row._mapping[name] for name in _COUNTS))
+
+
+def insert_item(connection: Connection, id: str, item: AnyItem, change: StatusChange) -> None:
+    row = {
+        "id": id,
+        "level": item.level,
+        **{name: _plain(name, getattr(item, name)) for name in ("world", "grammar", "task_type")},
+        "record": item.model_dump_json(),
+        "status": change.status,
+        "reason": change.reason,
+        **Totals().__dict__,
+    }
+    connection.execute(insert(schema.items).values(row))
+    connection.execute(insert(schema.changes).values(item=id, **change.__dict__))
+
+
+def change_status(connection: Connection, id: str, change: StatusChange) -> None:
+    connection.execute(insert(schema.changes).values(item=id, **change.__dict__))
+    connection.execute(
+        update(schema.items).where(schema.items.c.id == id).values(status=change.status, reason=change.reason)
+    )
+
+
+def insert_link(connection: Connection, id: str, link: Link) -> None:
+    row = {"id": id, "lower": link.lower, "upper": link.upper, "relation": link.relation}
+    connection.execute(insert(schema.links).values(record=link.model_dump_json(), **row))
+    cited = sorted({(item.trajectory, item.step) for item in link.evidence})
+    connection.execute(insert(schema.evidence), [{"trajectory": id_, "step": step, "link": id} for id_, step in cited])
+
+
+def credit_item(connection: Connection, id: str, entries: dict[str, LedgerEntry]) -> None:
+    """Credit one item with entries by episode.
+
+    The totals are always the entries added up in the order of their rows, so that they do not depend on how the
+    entries came in, down to the last bit.
+    """
+    row = connection.execute(select(schema.items).where(schema.items.c.id == id)).first()
+    if row is None:
+        raise _missing("item", id)
+    totals = Totals(*(row._mapping[name] for name in _TOTALS))
+    mine = select(schema.credits).where(schema.credits.c.item == id)
+    known = {row.episode: _entry(row) for row in _where_in(connection, mine, schema.credits.c.episode, list(entries))}
+    replaced = False
+    for episode, entry in entries.items():
+        if episode not in known:
+            connection.execute(insert(schema.credits).values(**entry.__dict__))
+            totals = add_entry(totals, entry)
+        elif entry != known[episode]:
+            where = (schema.credits.c.item == id) & (schema.credits.c.episode == episode)
+            connection.execute(update(schema.credits).where(where).values(**entry.__dict__))
+            replaced = True
+    if replaced:
+        totals = Totals()
+        for row in connection.execute(mine.order_by(schema.credits.c.seq)):
+            totals = add_entry(totals, _entry(row))
+    connection.execute(update(schema.items).where(schema.items.c.id == id).values(**totals.__dict__))
+
+
+def add_judgement(connection: Connection, judgement: Judgement) -> None:
+    if judgement.kind not in get_args(JudgementKind):
+        raise MemoryRecordError(f"kind: {judgement.kind!r}; name one of {', '.join(get_args(JudgementKind))}")
+    try:
+        verdict = json.dumps(judgement.verdict, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise MemoryRecordError(f"verdict: {error}; give plain JSON values") from None
+    connection.execute(insert(schema.judgements).values(**{**judgement.__dict__, "verdict": verdict}))
+
+
+def _where_in(connection: Connection, query: Select[Any], column: Any, values: Sequence[str]) -> Iterator[Row[Any]]:
+    for batch in _chunks(values):
+        yield from connection.execute(query.where(column.in_(batch)))
+
+
+def _known_ids(connection: Connection, table: Table, ids: Sequence[str]) -> set[str]:
+    return {row.id for row in _where_in(connection, select(table.c.id), table.c.id, ids)}
+
+
+def _chunks(values: Iterable[_T]) -> Iterator[list[_T]]:
+    batch: list[_T] = []
+    for value in values:
+        batch.append(value)
+        if len(batch) == _CHUNK:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _content_hash(connection: Connection) -> str:
+    digest = sha256()
+    for query in (
+        select(schema.trajectories.c.id),
+        select(schema.links.c.id),
+        select(schema.items.c.id, schema.items.c.status),
+    ):
+        for line in sorted(" ".join(row) for row in connection.execute(query)):
+            digest.update(line.encode() + b"\n")
+    return f"s-{digest.hexdigest()[:16]}"
+
+
+class _Write:
+    """One call of :meth:`Store.write`: what is known, what was accepted so far."""
+
+    def __init__(self, connection: Connection, report: WriteReport) -> None:
+        self.connection = connection
+        self.report = report
+        self.known: dict[str, AnyItem] = {}
+        self.find = lru_cache(maxsize=256)(lambda id: _find_trajectory(connection, id))
+
+    def run(self, new: dict[str, AnyItem], proposed: dict[str, Link]) -> None:
+        ends = {end for link in proposed.values() for end in (link.lower, link.upper)}
+        query = select(schema.items.c.id, schema.items.c.level, schema.items.c.record)
+        for row in _where_in(self.connection, query, schema.items.c.id, sorted(ends | new.keys())):
+            self.known[row.id] = ITEM_TYPES[row.level].model_validate_json(row.record)
+        self.report.known = [id for id in new if id in self.known]
+        old = {
+            row.id for row in _where_in(self.connection, select(schema.links.c.id), schema.links.c.id, list(proposed))
+        }
+        unknown = {id: item for id, item in new.items() if id not in self.known}
+
+        waiting: dict[str, dict[str, Link]] = {}  # upper -> links
+        for id, link in proposed.items():
+            if id not in old:
+                waiting.setdefault(link.upper, {})[id] = link
+        # From the bottom up: what an item rests on is accepted, or not, before the item is looked at.
+        for id, item in sorted(unknown.items(), key=lambda pair: pair[1].level):
+            self._item(id, item, waiting.pop(id, {}))
+        for of_upper in waiting.values():
+            for id, link in of_upper.items():
+                self._link(id, link, self.known.get(link.upper))
+
+    def _item(self, id: str, item: AnyItem, own: dict[str, Link]) -> None:
+        reason = None
+        if isinstance(item, EpisodeItem):
+            reason = check_episode(item, self.find(item.trajectory))
+        reasons = {link_id: self._check(link, item) for link_id, link in own.items()}
+        if reason is None and not any(reasons[link] is None and own[link].relation == "supports" for link in own):
+            reason = f"links: none that holds supports it from the {LEVEL_NAMES[item.level - 1]} level; cite what does"
+        if reason is None:
+            insert_item(self.connection, id, item, StatusChange("candidate", "built", item.round, now()))
+            self.known[id] = item
+            self.report.accepted.append(id)
+        else:
+            self.report.rejected.append((id, reason))
+        for link_id, link in own.items():
+            why = reasons[link_id] or (f"upper: {id} was rejected" if reason else None)
+            self._take(link_id, link, why)
+
+    def _link(self, id: str, link: Link, upper: AnyItem | None) -> None:
+        self._take(id, link, self._check(link, upper))
+
+    def _check(self, link: Link, upper: AnyItem | None) -> str | None:
+        lower = self.known.get(link.lower) or self.find(link.lower)
+        return check_link(link, lower, upper, self.find)
+
+    def _take(self, id: str, link: Link, reason: str | None) -> None:
+        if reason is None:
+            insert_link(self.connection, id, link)
+            self.report.links += 1
+        else:
+            self.report.rejected.append((id, reason))
