@@ -8,16 +8,32 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from envs.base import EnvFault, StepResult, Task
 from envs.pool import EnvPool, Session
-from train.chat import ChatModel, ModelFault, Sampling
+from memory.embedding import EmbeddingFault
+from memory.instantiate import Situation
+from memory.usage import MemoryUse, Regulation
+from train.chat import ChatModel, Generation, ModelFault, Sampling
 from train.config import AgentConfig
 from train.conversation import Conversation
-from train.prompts import MALFORMED, admissible_suffix, parse_reply, reply_text, system_prompt, thin
+from train.prompts import (
+    MALFORMED,
+    PLAN_REQUEST,
+    admissible_suffix,
+    memory_suffix,
+    parse_reply,
+    plan_prompt,
+    reply_text,
+    system_prompt,
+    thin,
+)
 from train.tokens import TokenCodec
-from train.trajectory import Context, Episode, Step
+from train.trajectory import Context, Episode, Role, Step
+
+if TYPE_CHECKING:
+    from memory.guide import Guide
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,7 @@ class Turn:
     admissible: list[str] | None = None
     tokens_in: int = 0
     tokens_out: int = 0
+    regulation: Regulation | None = None
 
 
 class Player(Protocol):
@@ -49,6 +66,10 @@ class Player(Protocol):
     agent: str
     model: str
     adapter: str
+
+    @property
+    def memory(self) -> MemoryUse | None:
+        """What it was shown of the memory; None: it plays without."""
 
     async def act(self, session: Session, result: StepResult, step: int) -> Turn:
         """Answer to ``result``, the world's latest. Raises ModelFault, EnvFault."""
@@ -80,7 +101,6 @@ async def play_episode(pool: EnvPool, player: Player, job: Job, max_steps: int) 
         session = await _timed(episode, pool.open(job.task, job.seed))
         result = session.first
         episode.goal = result.goal
-        # A memory will plan, retrieve and instantiate here: task and first observation are known, nothing is done yet.
         while not result.done and len(episode.steps) < max_steps:
             result = await _turn(player, session, result, episode)
         episode.won = result.won
@@ -92,6 +112,7 @@ async def play_episode(pool: EnvPool, player: Player, job: Job, max_steps: int) 
         episode.status, episode.error = "model_error", str(fault)
     finally:
         player.release()
+        episode.memory = player.memory
         if session is not None:
             episode.expert_steps = session.expert_steps  # some worlds know it only once their expert was asked
             await session.close()
@@ -102,7 +123,7 @@ async def play_episode(pool: EnvPool, player: Player, job: Job, max_steps: int) 
 
 
 async def _turn(player: Player, session: Session, result: StepResult, episode: Episode) -> StepResult:
-    """One step of the loop. State summary and recall belong before ``act``, regulation between it and ``step``."""
+    """One step of the loop. State summary and recall belong before ``act``."""
     index = len(episode.steps)
     turn = await player.act(session, result, index)
     episode.tokens_in += turn.tokens_in
@@ -124,6 +145,7 @@ async def _turn(player: Player, session: Session, result: StepResult, episode: E
             done=after.done,
             result=after.observation,
             admissible=turn.admissible,
+            regulation=turn.regulation,
         )
     )
     return after
@@ -137,6 +159,10 @@ async def _timed(episode: Episode, call):  # type: ignore[no-untyped-def]
         episode.env_seconds += time.perf_counter() - started
 
 
+PLAN_TURN, INSTANTIATION_TURN = -1, -2
+"""Turns of :func:`call_seed` for the calls before the first action."""
+
+
 def call_seed(run_seed: int, episode_id: str, turn: int, attempt: int = 0) -> int:
     """The random seed of one model call, keyed by episode, turn and attempt (31 bits, which every server accepts)."""
     digest = hashlib.sha256(f"{run_seed}/{episode_id}/{turn}/{attempt}".encode()).digest()
@@ -144,42 +170,142 @@ def call_seed(run_seed: int, episode_id: str, turn: int, attempt: int = 0) -> in
 
 
 class PolicyPlayer:
-    """The language model under training: an append-only dialogue of observations and replies."""
+    """The language model under training: an append-only dialogue of observations and replies.
+
+    With a ``guide`` it writes a plan and instantiates principles first, where the settings say so, each in a context of
+    its own; what the guide has to show stands after the first observation. An action that the guide objects to is
+    sampled again with the principle as feedback; when no attempt passes, the original is played and the attempts are
+    dropped from the dialogue.
+    """
 
     agent = "policy"
 
     def __init__(
-        self, model: ChatModel, codec: TokenCodec, job: Job, config: AgentConfig, temperature: float, run_seed: int
+        self,
+        model: ChatModel,
+        codec: TokenCodec,
+        job: Job,
+        config: AgentConfig,
+        temperature: float,
+        run_seed: int,
+        guide: Guide | None = None,
     ) -> None:
         self.model = model.name
         self.adapter = model.adapter
         self._model = model
+        self._codec = codec
         self._job = job
         self._config = config
         self._temperature = temperature
         self._run_seed = run_seed
+        self._guide = guide
         self._conversation = start_conversation(codec, job.task.env, config)
+        self._before: list[Context] = []  # of the plan and the instantiations
+        self._last_action: str | None = None
+        self._tokens_in = self._tokens_out = 0  # of the present turn
         # Two attempts at one job are two conversations.
         self._key = f"{job.id}#{id(self)}"
 
+    @property
+    def memory(self) -> MemoryUse | None:
+        return None if self._guide is None else self._guide.use
+
     async def act(self, session: Session, result: StepResult, step: int) -> Turn:
+        self._tokens_in = self._tokens_out = 0
         admissible = await listed_actions(session, self._config)
+        hint = ""
+        if self._guide is not None:
+            if step == 0:
+                hint = memory_suffix(await self._open(self._guide, result))
+            elif self._last_action is not None:
+                self._guide.played(self._last_action, result.observation, result.valid)
         try:
-            prompt = self._conversation.user(result.observation, admissible_suffix(admissible))
+            prompt = self._conversation.user(result.observation, hint + admissible_suffix(admissible))
         except ValueError as error:
             raise ModelFault(str(error)) from None
+        replies = [await self._reply(prompt, step, 0)]
+        thought, action = parse_reply(replies[0])
+        regulation = None
+
+        async def resample(feedback: str) -> str | None:
+            try:
+                prompt = self._conversation.reject(feedback)
+            except ValueError as error:
+                raise ModelFault(str(error)) from None
+            replies.append(await self._reply(prompt, step, len(replies)))
+            return parse_reply(replies[-1])[1]
+
+        if self._guide is not None and action is not None:
+            regulation = await self._guide.regulate(
+                action, observation=result.observation, step=step, admissible=admissible, resample=resample
+            )
+            if regulation is not None:
+                if regulation.choice == "fallback":
+                    self._conversation.fall_back()
+                thought, action = parse_reply(replies[regulation.played])
+        text = replies[regulation.played if regulation else 0]
+        self._last_action = action
+        return Turn(text, thought, action, admissible, self._tokens_in, self._tokens_out, regulation)
+
+    async def _reply(self, prompt: list[int], step: int, attempt: int) -> str:
+        """One sampled reply of the dialogue."""
+        generation = await self._generate(prompt, self._config.max_new_tokens, step, attempt)
+        self._conversation.reply(generation, step)
+        return generation.text
+
+    async def _generate(self, prompt: list[int], max_tokens: int, turn: int, attempt: int) -> Generation:
         sampling = Sampling(
-            max_tokens=self._config.max_new_tokens,
+            max_tokens=max_tokens,
             temperature=self._temperature,
-            seed=call_seed(self._run_seed, self._job.id, step),
+            seed=call_seed(self._run_seed, self._job.id, turn, attempt),
         )
         generation = await self._model.complete(prompt, sampling, self._key)
-        self._conversation.reply(generation, step)
-        thought, action = parse_reply(generation.text)
-        return Turn(generation.text, thought, action, admissible, len(prompt), len(generation.token_ids))
+        self._tokens_in += len(prompt)
+        self._tokens_out += len(generation.token_ids)
+        return generation
+
+    async def _open(self, guide: Guide, result: StepResult) -> str:
+        """What the guide shows, after the plan that it searches with."""
+        settings = guide.settings
+        situation = Situation(result.goal, result.observation, self._job.task.type)
+        asked = 0
+
+        async def ask(system: str, question: str) -> str:
+            nonlocal asked
+            asked += 1
+            length = settings.instantiation_tokens
+            return await self._aside(system, question, "", length, "instantiation", INSTANTIATION_TURN, asked)
+
+        try:
+            if settings.plans:
+                system = plan_prompt(self._job.task.env)
+                plan = await self._aside(
+                    system, result.observation, PLAN_REQUEST, settings.plan_tokens, "plan", PLAN_TURN, 0
+                )
+                situation = replace(situation, plan=" ".join(plan.split()))
+            return await guide.open(situation, ask)
+        except (EmbeddingFault, ValueError) as error:
+            raise ModelFault(str(error)) from None
+
+    async def _aside(
+        self, system: str, text: str, suffix: str, max_tokens: int, role: Role, turn: int, attempt: int
+    ) -> str:
+        """A question outside the dialogue, in a context of its own. Raises ValueError when it does not fit."""
+        aside = Conversation(
+            self._codec,
+            system,
+            context_tokens=self._config.context_tokens,
+            observation_tokens=self._config.observation_tokens if suffix else self._config.context_tokens,
+            max_new_tokens=max_tokens,
+        )
+        prompt = aside.user(text, suffix)
+        generation = await self._generate(prompt, max_tokens, turn, attempt)
+        aside.reply(generation, 0, role)
+        self._before += aside.contexts
+        return generation.text
 
     def contexts(self) -> list[Context]:
-        return self._conversation.contexts
+        return self._before + self._conversation.contexts
 
     def release(self) -> None:
         self._model.release(self._key)
@@ -190,6 +316,7 @@ class _TokenlessPlayer:
 
     model = ""
     adapter = ""
+    memory: MemoryUse | None = None
 
     def contexts(self) -> list[Context]:
         return []

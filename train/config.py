@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from memory.settings import MemorySettings
+
 
 class ConfigError(ValueError):
     """A configuration that cannot run: names the field, the value and the remedy (exit code 2)."""
@@ -275,6 +277,7 @@ class Config(Section):
     env: EnvConfig = HouseholdConfig()
     pool: PoolConfig = PoolConfig()
     agent: AgentConfig = AgentConfig()
+    memory: MemorySettings | None = None
     lora: LoraConfig = LoraConfig()
     warm_start: WarmStartConfig | None = None
     rejection: RejectionConfig | None = None
@@ -300,6 +303,11 @@ class Config(Section):
             raise ValueError(
                 f"agent.max_new_tokens {self.agent.max_new_tokens} is over a quarter of agent.context_tokens "
                 f"{self.agent.context_tokens}; raise context_tokens"
+            )
+        if self.memory is not None and self.memory.budget_tokens * 2 > self.agent.context_tokens:
+            raise ValueError(
+                f"memory.budget_tokens {self.memory.budget_tokens} is over half of agent.context_tokens "
+                f"{self.agent.context_tokens}, and stays in every prompt; lower it or raise context_tokens"
             )
         if self.grpo is not None and self.grpo.staleness == 1 and self.model.engine == "hf":
             raise ValueError(

@@ -32,6 +32,7 @@ class DemonstrationPlayer:
     agent = "expert"
     model = ""
     adapter = "expert"
+    memory = None
 
     def __init__(self, codec: TokenCodec, job: Job, config: AgentConfig, *, recovery: bool, run_seed: int) -> None:
         self._config = config

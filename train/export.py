@@ -161,7 +161,7 @@ def dataset_row(episode: Episode) -> dict[str, Any]:
     for step in episode.steps:
         messages.append({"role": "user", "content": step.observation})
         messages.append({"role": "assistant", "content": step.text})
-    scalars = episode.model_dump(exclude={"steps", "contexts", "schema_version"})
+    scalars = episode.model_dump(exclude={"steps", "contexts", "memory", "schema_version"})
     return {
         **scalars,
         "steps": len(episode.steps),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from train.adapters import adapter_rank, load_adapter, new_adapter
 from train.agent import Job, PolicyPlayer
@@ -12,6 +12,9 @@ from train.config import AgentConfig, Config
 from train.load import chosen_dtype, load_policy, load_tokenizer, model_folder, public_name
 from train.tokens import TokenCodec
 from train.vllm_server import VLLMServer, smallest_rank
+
+if TYPE_CHECKING:
+    from memory.guide import Memory
 
 BASE = "base"
 
@@ -41,6 +44,8 @@ class Policy:
         self.adapter = BASE
         self.model: Any = None
         self.chat: ChatModel
+        self.memory: Memory | None = None
+        """What its players are guided by; whoever learns replaces it between two phases."""
         self._server: VLLMServer | None = None
         if config.model.engine == "vllm":
             self._server = own_server(config, folder / "vllm.log", adapter, trainable=trainable)
@@ -112,7 +117,8 @@ class Policy:
 
     def player(self, job: Job, temperature: float) -> PolicyPlayer:
         agent: AgentConfig = self.config.agent
-        return PolicyPlayer(self.chat, self.codec, job, agent, temperature, self.config.run.seed)
+        guide = None if self.memory is None else self.memory.guide(job.id, lambda text: len(self.codec.text(text)))
+        return PolicyPlayer(self.chat, self.codec, job, agent, temperature, self.config.run.seed, guide)
 
     @property
     def dtype(self) -> str:

@@ -25,6 +25,13 @@ You play a text adventure, one command a turn, in short imperative English: go n
 unlock door with key; put coin in box; look; inventory""",
 }
 
+PLAN_FORMAT = """\
+Before you act, you write a plan: at most three short sentences that say what to look for, where, and what to do with \
+it. Write the plan only, no action."""
+
+PLAN_REQUEST = "\n\nWhat is your plan?"
+"""Follows the first observation when a plan is asked for."""
+
 _FORMAT = "Reply with one line: Action: <action>"
 _FORMAT_THOUGHTS = "Reply with two lines:\nThought: <one short sentence>\nAction: <action>"
 
@@ -40,9 +47,19 @@ def system_prompt(world: str, *, thoughts: bool) -> str:
     return f"{_WORLDS[world]}\n{_FORMAT_THOUGHTS if thoughts else _FORMAT}"
 
 
+def plan_prompt(world: str) -> str:
+    """The system prompt of a plan: what can be done in ``world``, and what a plan is."""
+    return f"{_WORLDS[world]}\n{PLAN_FORMAT}"
+
+
 def admissible_suffix(admissible: Sequence[str] | None) -> str:
     """What follows an observation: the admissible actions where the configuration asks for them."""
     return "" if admissible is None else f"\nAdmissible actions: {'; '.join(admissible)}"
+
+
+def memory_suffix(text: str) -> str:
+    """What follows the first observation: the memory's text, if there is any."""
+    return f"\n\n{text}" if text else ""
 
 
 def reply_text(action: str, thought: str | None) -> str:

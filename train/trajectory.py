@@ -17,7 +17,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-SCHEMA_VERSION = 2
+from memory.usage import MemoryUse, Regulation
+
+SCHEMA_VERSION = 3
 
 Status = Literal["ok", "env_error", "model_error"]
 """``ok``: the episode ran to its end (won, lost or capped). The others are faults: never a success, never dropped."""
@@ -79,6 +81,8 @@ class Step(_Record):
     result: str = ""
     """The world's answer to the action."""
     admissible: list[str] | None = None
+    regulation: Regulation | None = None
+    """What the predicates of the memory said of the proposed actions; None: nothing was checked."""
     state: str = ""
     """Id of the state in which the agent acted, where something names states; "": the observation stands for it."""
 
@@ -105,6 +109,8 @@ class Episode(_Record):
     score: float = 0.0
     episode_return: float = 0.0
     """Sum of environment rewards (without penalties, which are the learner's)."""
+    memory: MemoryUse | None = None
+    """What was retrieved, instantiated and shown; None: played without memory."""
     steps: list[Step] = []
     contexts: list[Context] = []
     tokens_in: int = 0

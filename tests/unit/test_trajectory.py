@@ -55,8 +55,8 @@ def test_a_torn_tail_is_named_and_cut_only_on_request(tmp_path: Path, lost: int)
     [
         (b"hello", "episode 1 .* is not gzip data"),
         (gzip.compress(b"{]\n"), "episode 1 is not JSON"),
-        (gzip.compress(b'{"schema_version": 99}\n'), "schema_version 99; this version reads 2"),
-        (gzip.compress(b'{"schema_version": 2, "id": 3}\n'), "episode 1: id: Input should be a valid string"),
+        (gzip.compress(b'{"schema_version": 99}\n'), "schema_version 99; this version reads 3"),
+        (gzip.compress(b'{"schema_version": 3, "id": 3}\n'), "episode 1: id: Input should be a valid string"),
         (gzip.compress(b"[]\n"), "schema_version None"),
     ],
 )

@@ -1,0 +1,100 @@
+"""Settings of how memory is used in an episode: the section ``memory`` of a configuration. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from memory.records import Status
+
+Count = Annotated[int, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0)]
+
+Mode = Literal["none", "trajectory", "direct", "full", "shuffled"]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+class EmbedderSettings(Settings):
+    """Who turns texts into vectors."""
+
+    kind: Literal["minilm", "hashing", "server"] = "minilm"
+    """``minilm``: all-MiniLM-L6-v2 in process (384-d). ``hashing``: words and letter triples, no model (for tests).
+    ``server``: an OpenAI-compatible ``/v1/embeddings`` at ``url``; its key is the environment variable
+    OPENAI_API_KEY."""
+    url: str = ""
+    model: str = ""
+    """Name of the model at ``url``."""
+    batch: Annotated[int, Field(ge=1)] = 32
+
+    @model_validator(mode="after")
+    def _server_is_named(self) -> EmbedderSettings:
+        if self.kind == "server" and not (self.url and self.model):
+            raise ValueError(
+                f"kind 'server' needs url and model, not {self.url!r} and {self.model!r}; give both or set kind: minilm"
+            )
+        return self
+
+
+class RetrievalSettings(Settings):
+    """How many items of each level are retrieved, and what their score weighs."""
+
+    trajectories: Count = 2
+    """Raw trajectories; in mode ``trajectory`` only."""
+    episodes: Count = 1
+    procedures: Count = 2
+    principles: Count = 5
+    similarity: Weight = 1.0
+    """Weight of the cosine between query and item."""
+    task_type: Weight = 0.3
+    """Added for an item of the task's own type; half of it for one of any type."""
+    utility: Weight = 0.3
+    """Weight of the ledger's utility, which lies in [-1, 1]."""
+
+
+class MemorySettings(Settings):
+    """How an agent uses the memory."""
+
+    store: str | None = None
+    """``sqlite:///path/memory.db`` or a PostgreSQL URL; None: ``memory.db`` in the run's folder."""
+    mode: Mode = "full"
+    """``full``: plan, retrieve, instantiate, regulate. ``direct``: principles as they are, not instantiated.
+    ``trajectory``: raw trajectories alone. ``shuffled``: the control of ``full``, with words shuffled and checks fired
+    at random moments: length and frequency are the same, the content is gone. ``none``: no memory."""
+    retrieval: RetrievalSettings = RetrievalSettings()
+    budget_tokens: Count = 400
+    """Most tokens of memory in the prompt; what does not fit is left out, and recorded as such."""
+    prompt_statuses: list[Status] = ["candidate", "audited", "validated"]
+    """Which status may enter a prompt. Candidates and audited ones are marked as hypotheses."""
+    block_statuses: list[Status] = ["audited", "validated"]
+    """Whose predicates may have an action taken back."""
+    attempts: Count = 3
+    """Most resamples of an action that violates a predicate; then the original is played. 0: no regulation."""
+    instantiation: Literal["policy", "builder", "offline"] = "offline"
+    """Who turns principles into constraints for the situation: a model, or the rules of :mod:`memory.instantiate`."""
+    plan_tokens: Count = 48
+    """Length of the plan that the policy writes first (``direct``, ``full``, ``shuffled``); 0: none, the task and the
+    first observation are the query."""
+    instantiation_tokens: Annotated[int, Field(ge=1)] = 48
+    """Length of a model's answer for one principle."""
+    embedder: EmbedderSettings = EmbedderSettings()
+
+    @property
+    def plans(self) -> bool:
+        return self.plan_tokens > 0 and self.mode in ("direct", "full", "shuffled")
+
+    @model_validator(mode="after")
+    def _removed_items_stay_out(self) -> MemorySettings:
+        for name, statuses in (("prompt_statuses", self.prompt_statuses), ("block_statuses", self.block_statuses)):
+            if "retired" in statuses:
+                raise ValueError(f"{name} {statuses}: a retired item is out of use; drop 'retired'")
+        unseen = [status for status in self.block_statuses if status not in self.prompt_statuses]
+        if unseen:
+            raise ValueError(
+                f"block_statuses {self.block_statuses}: {unseen} may not enter a prompt, so it can block nothing; add "
+                "it to prompt_statuses or drop it"
+            )
+        return self
