@@ -30,7 +30,7 @@ def check_evidence(evidence: Evidence, trajectory: Trajectory) -> str | None:
         )
     if not occurs(evidence.quote, step):
         return (
-            f"quote: {_short(evidence.quote)} does not occur in step {evidence.step} of {evidence.trajectory}; "
+            f"quote: {short(evidence.quote)} does not occur in step {evidence.step} of {evidence.trajectory}; "
             "quote its words"
         )
     return None
@@ -39,7 +39,7 @@ def check_evidence(evidence: Evidence, trajectory: Trajectory) -> str | None:
 def check_episode(item: EpisodeItem, trajectory: Trajectory | None) -> str | None:
     """A level 1 record beside its trajectory: same world and grammar, key steps that exist, an outcome that is true."""
     if trajectory is None:
-        return f"trajectory: {item.trajectory!r} is not in the memory; add it first"
+        return f"trajectory: {short(item.trajectory)} is not in the memory; add it first"
     if (item.world, item.grammar) != (trajectory.world, trajectory.grammar):
         return _other_world("trajectory", item.trajectory, trajectory, item)
     told = {True: "success", False: "failure", None: item.outcome}[trajectory.success]
@@ -61,9 +61,9 @@ def check_link(
     cite any, for a contradiction need not come from where the procedure was learnt.
     """
     if lower is None:
-        return f"lower: {link.lower!r} is not in the memory (or was rejected); write it first, or in the same call"
+        return f"lower: {short(link.lower)} is not in the memory (or was rejected); write it first, or in the same call"
     if upper is None:
-        return f"upper: {link.upper!r} is not in the memory (or was rejected); write it first, or in the same call"
+        return f"upper: {short(link.upper)} is not in the memory (or was rejected); write it first, or in the same call"
     if upper.level != lower.level + 1:
         return (
             f"upper: {link.upper} ({LEVEL_NAMES[upper.level]}) is not one level above {link.lower} "
@@ -77,12 +77,10 @@ def check_link(
     for number, evidence in enumerate(link.evidence):
         where = f"evidence[{number}]."
         if told is not None and evidence.trajectory != told:
-            return (
-                f"{where}trajectory: {evidence.trajectory!r} is not {told}, of which {link.lower} tells; cite that one"
-            )
+            return f"{where}trajectory: {short(evidence.trajectory)}, but {link.lower} tells of {told}; cite that one"
         trajectory = find(evidence.trajectory)
         if trajectory is None:
-            return f"{where}trajectory: {evidence.trajectory!r} is not in the memory; add it first"
+            return f"{where}trajectory: {short(evidence.trajectory)} is not in the memory; add it first"
         if (trajectory.world, trajectory.grammar) != (upper.world, upper.grammar):
             return _other_world(f"{where}trajectory", evidence.trajectory, trajectory, upper)
         reason = check_evidence(evidence, trajectory)
@@ -98,5 +96,6 @@ def _other_world(field: str, id: str, lower: Trajectory | AnyItem, upper: AnyIte
     )
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """``text`` quoted, and cut: what a model wrote may be of any length."""
     return repr(text if len(text) <= 80 else text[:77] + "…")

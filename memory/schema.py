@@ -38,7 +38,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from memory.records import MemoryRecordError
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest revision in ``memory/migrations/versions``."""
 
 VERSION_TABLE = "memory_version"
@@ -168,6 +168,19 @@ snapshots = Table(
     Column("links", _Seq, nullable=False),
     Column("changes", _Seq, nullable=False),
     UniqueConstraint("id", "label", name="memory_snapshot_once"),
+)
+
+rejections = Table(
+    "memory_rejection",
+    metadata,
+    Column("seq", _Seq, primary_key=True, autoincrement=True),
+    Column("id", String, nullable=False),
+    Column("kind", String, nullable=False),  # link, episode, procedure or principle
+    Column("reason", Text, nullable=False),
+    Column("record", Text, nullable=False),  # JSON
+    Column("times", Integer, nullable=False),  # writes that were rejected for this reason
+    Column("time", String, nullable=False),  # of the first of them
+    Index("memory_rejection_id", "id"),
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,8 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from sqlalchemy import Connection, Row, Select, Table, func, insert, select, update
+from pydantic import JsonValue
+from sqlalchemy import Connection, Row, Select, Table, case, func, insert, select, update
 
 from memory import schema
 from memory.grounding import check_episode, check_link
@@ -31,7 +33,8 @@ from memory.records import (
     Trajectory,
 )
 
-JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+JSON: TypeAlias = JsonValue
+Relation = Literal["supports", "contradicts"]
 JudgementKind = Literal["audit", "validation", "harm"]
 
 _CHUNK = 500
@@ -123,6 +126,51 @@ class Snapshot:
     trajectories: int
     links: int
     changes: int
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A write that was refused.
+
+    ``kind``: link, episode, procedure or principle; ``times``: how often, for this reason; ``time``: of the first.
+    """
+
+    id: str
+    kind: str
+    reason: str
+    record: dict[str, JSON]
+    times: int
+    time: str
+
+    @property
+    def field(self) -> str:
+        """The field at fault, without its position: ``evidence.quote``."""
+        return re.sub(r"\[\d+\]", "", self.reason.partition(":")[0])
+
+
+@dataclass(frozen=True)
+class TrajectoryCount:
+    """``succeeded``: those of known success; ``statuses``: trajectories by status."""
+
+    world: str
+    grammar: str
+    trajectories: int
+    steps: int
+    succeeded: int
+    statuses: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of everything. ``items``: by level, then status; ``rejected``: writes by kind and the field at fault."""
+
+    trajectories: list[TrajectoryCount]
+    items: dict[int, dict[str, int]]
+    links: dict[str, int]
+    rejected: dict[tuple[str, str], int]
+    credits: int
+    judgements: dict[str, int]
+    snapshots: int
 
 
 @dataclass
@@ -273,7 +321,7 @@ class Store:
             if level is None:
                 raise _missing("item", id)
             check_status(level, status, id)
-            change_status(connection, id, StatusChange(status, _plain("reason", reason), round, now()))
+            change_status(connection, id, StatusChange(status, _storable(reason), round, now()))
 
     def history(self, id: str) -> list[StatusChange]:
         """Every status that the item had, oldest first."""
@@ -281,15 +329,61 @@ class Store:
         with self.engine.connect() as connection:
             return [StatusChange(row.status, row.reason, row.round, row.time) for row in connection.execute(query)]
 
-    def links(self, *, lower: str | None = None, upper: str | None = None) -> list[Link]:
-        """In insertion order; all links where neither end is named."""
-        query = select(schema.links.c.record).order_by(schema.links.c.seq)
-        if lower is not None:
-            query = query.where(schema.links.c.lower == lower)
-        if upper is not None:
-            query = query.where(schema.links.c.upper == upper)
+    def rejections(self) -> list[Rejection]:
+        """Writes that were refused, in the order of their first time."""
+        with self.engine.connect() as connection:
+            rows = connection.execute(select(schema.rejections).order_by(schema.rejections.c.seq))
+            return [
+                Rejection(row.id, row.kind, row.reason, json.loads(row.record), row.times, row.time) for row in rows
+            ]
+
+    def links(
+        self,
+        *,
+        lower: str | None = None,
+        upper: str | None = None,
+        relation: Relation | None = None,
+        limit: int | None = None,
+    ) -> list[Link]:
+        """In insertion order, at most ``limit``; all links where neither end is named."""
+        of = schema.links.c
+        query = select(of.record).order_by(of.seq).limit(limit)
+        for column, value in ((of.lower, lower), (of.upper, upper), (of.relation, relation)):
+            if value is not None:
+                query = query.where(column == value)
         with self.engine.connect() as connection:
             return [Link.model_validate_json(row.record) for row in connection.execute(query)]
+
+    def count_links(self, upper: str) -> dict[Relation, int]:
+        """The number of links into ``upper`` by relation."""
+        of = schema.links.c
+        query = select(of.relation, func.count()).where(of.upper == upper).group_by(of.relation)
+        with self.engine.connect() as connection:
+            return dict(connection.execute(query).tuples())
+
+    def citing(self, trajectory: str, step: int | None = None) -> list[Link]:
+        """The links whose evidence cites this step (None: any step) of ``trajectory``, in insertion order."""
+        of = schema.evidence.c
+        cited = select(of.link).where(of.trajectory == trajectory)
+        if step is not None:
+            cited = cited.where(of.step == step)
+        query = select(schema.links.c.record).where(schema.links.c.id.in_(cited)).order_by(schema.links.c.seq)
+        with self.engine.connect() as connection:
+            return [Link.model_validate_json(row.record) for row in connection.execute(query)]
+
+    def find(self, ids: Collection[str]) -> dict[str, Stored | Trajectory]:
+        """The records of these ids, whatever their level; an id that is not in the memory is left out."""
+        wanted = sorted(set(ids))
+        with self.engine.connect() as connection:
+            low = select(schema.trajectories.c.id, schema.trajectories.c.record)
+            high = select(schema.items)
+            return {
+                **{
+                    row.id: unpack_trajectory(row.record)
+                    for row in _where_in(connection, low, schema.trajectories.c.id, wanted)
+                },
+                **{row.id: _stored(row) for row in _where_in(connection, high, schema.items.c.id, wanted)},
+            }
 
     # ---- utility ledger and judgements
 
@@ -347,26 +441,35 @@ class Store:
         """Name the present content: ``s-`` and 16 hex digits of the SHA-256 over the sorted ids of trajectories and
         links and the sorted (id, status) of items. Equal contents have equal names, in any store."""
         with schema.writing(self.engine) as connection:
-            marks = {
-                table: connection.execute(select(func.coalesce(func.max(getattr(schema, table).c.seq), 0))).scalar_one()
-                for table in ("trajectories", "links", "changes")
-            }
-            last = connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq.desc()).limit(1)).first()
-            if last is not None and all(last._mapping[name] == mark for name, mark in marks.items()):
-                id = str(last.id)  # nothing was written since
-            else:
-                id = _content_hash(connection)
-            same = (schema.snapshots.c.id == id) & (schema.snapshots.c.label == label)
-            if connection.execute(select(schema.snapshots.c.seq).where(same)).first() is None:
-                row = {"id": id, "label": _plain("label", label), "time": now(), **marks}
-                connection.execute(insert(schema.snapshots).values(row))
-        return id
+            found = present(connection, _storable(label))
+            keep_snapshot(connection, found)
+        return found.id
 
     def snapshots(self) -> list[Snapshot]:
         """Oldest first; one of equal content under another label comes again."""
         with self.engine.connect() as connection:
             rows = connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq))
             return [Snapshot(row.id, row.label, row.time, row.trajectories, row.links, row.changes) for row in rows]
+
+    def statuses(self, snapshot: Snapshot | None = None) -> dict[str, Status]:
+        """Every item's status at a snapshot; None: now."""
+        of = schema.changes.c
+        newest = select(func.max(of.seq)).group_by(of.item)
+        if snapshot is not None:
+            newest = newest.where(of.seq <= snapshot.changes)
+        query = select(of.item, of.status).where(of.seq.in_(newest)).order_by(of.seq)
+        with self.engine.connect() as connection:
+            return {row.item: row.status for row in connection.execute(query)}
+
+    def counts(self, snapshot: Snapshot | None = None) -> tuple[int, int]:
+        """The number of trajectories and of links at a snapshot; None: now."""
+        trajectories = select(func.count()).select_from(schema.trajectories)
+        links = select(func.count()).select_from(schema.links)
+        if snapshot is not None:
+            trajectories = trajectories.where(schema.trajectories.c.seq <= snapshot.trajectories)
+            links = links.where(schema.links.c.seq <= snapshot.links)
+        with self.engine.connect() as connection:
+            return connection.execute(trajectories).scalar_one(), connection.execute(links).scalar_one()
 
     def provenance(self) -> set[tuple[str, str]]:
         """(world, task) of every trajectory that any item which is not retired rests on, through any link below it."""
@@ -385,6 +488,43 @@ class Store:
         )
         with self.engine.connect() as connection:
             return {(row.world, row.task) for row in connection.execute(query)}
+
+    def stats(self) -> Stats:
+        """Counts of everything, for the eye."""
+        of = schema.trajectories.c
+        by_world = select(
+            of.world, of.grammar, of.status, func.count(), func.sum(of.length), func.sum(case((of.success, 1), else_=0))
+        ).group_by(of.world, of.grammar, of.status)
+        worlds: dict[tuple[str, str], TrajectoryCount] = {}
+        with self.engine.connect() as connection:
+
+            def grouped(table: Table, *columns: Any) -> Any:
+                query = select(*columns, func.count()).select_from(table).group_by(*columns).order_by(*columns)
+                return [tuple(row) for row in connection.execute(query)]
+
+            for world, grammar, status, count, steps, succeeded in connection.execute(by_world):
+                known = worlds.get((world, grammar), TrajectoryCount(world, grammar, 0, 0, 0, {}))
+                worlds[world, grammar] = TrajectoryCount(
+                    world,
+                    grammar,
+                    known.trajectories + count,
+                    known.steps + int(steps),
+                    known.succeeded + int(succeeded),
+                    {**known.statuses, status: count},
+                )
+            levels: dict[int, dict[str, int]] = {level: {} for level in ITEM_TYPES}
+            for level, status, count in grouped(schema.items, schema.items.c.level, schema.items.c.status):
+                levels[level][status] = count
+            links = dict(grouped(schema.links, schema.links.c.relation))
+            kinds = dict(grouped(schema.judgements, schema.judgements.c.kind))
+            ((credits,),) = grouped(schema.credits)
+            ((snapshots,),) = grouped(schema.snapshots)
+        rejected: dict[tuple[str, str], int] = {}
+        for rejection in self.rejections():
+            key = rejection.kind, rejection.field
+            rejected[key] = rejected.get(key, 0) + rejection.times
+        counted = sorted(worlds.values(), key=lambda count: (count.world, count.grammar))
+        return Stats(counted, levels, links, rejected, credits, kinds, snapshots)
 
 
 # ---- checks of single values
@@ -436,6 +576,11 @@ def _plain(name: str, text: str) -> str:
     if "\0" in text:  # PostgreSQL has no such text
         raise MemoryRecordError(f"{name}: {text[:80]!r} holds a NUL character; remove it")
     return text
+
+
+def _storable(text: str) -> str:
+    """Free text, which a model may have written, without what a database cannot hold (NUL, lone surrogates)."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
 def _missing(what: str, id: str) -> MemoryRecordError:
@@ -538,12 +683,12 @@ def insert_item(connection: Connection, id: str, item: AnyItem, change: StatusCh
         "reason": change.reason,
         **Totals().__dict__,
     }
-    connection.execute(insert(schema.items).values(row))
-    connection.execute(insert(schema.changes).values(item=id, **change.__dict__))
+    connection.execute(insert(schema.items), row)
+    connection.execute(insert(schema.changes), {"item": id, **change.__dict__})
 
 
 def change_status(connection: Connection, id: str, change: StatusChange) -> None:
-    connection.execute(insert(schema.changes).values(item=id, **change.__dict__))
+    connection.execute(insert(schema.changes), {"item": id, **change.__dict__})
     connection.execute(
         update(schema.items).where(schema.items.c.id == id).values(status=change.status, reason=change.reason)
     )
@@ -551,7 +696,7 @@ def change_status(connection: Connection, id: str, change: StatusChange) -> None
 
 def insert_link(connection: Connection, id: str, link: Link) -> None:
     row = {"id": id, "lower": link.lower, "upper": link.upper, "relation": link.relation}
-    connection.execute(insert(schema.links).values(record=link.model_dump_json(), **row))
+    connection.execute(insert(schema.links), {**row, "record": link.model_dump_json()})
     cited = sorted({(item.trajectory, item.step) for item in link.evidence})
     connection.execute(insert(schema.evidence), [{"trajectory": id_, "step": step, "link": id} for id_, step in cited])
 
@@ -571,7 +716,7 @@ def credit_item(connection: Connection, id: str, entries: dict[str, LedgerEntry]
     replaced = False
     for episode, entry in entries.items():
         if episode not in known:
-            connection.execute(insert(schema.credits).values(**entry.__dict__))
+            connection.execute(insert(schema.credits), entry.__dict__)
             totals = add_entry(totals, entry)
         elif entry != known[episode]:
             where = (schema.credits.c.item == id) & (schema.credits.c.episode == episode)
@@ -591,7 +736,41 @@ def add_judgement(connection: Connection, judgement: Judgement) -> None:
         verdict = json.dumps(judgement.verdict, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise MemoryRecordError(f"verdict: {error}; give plain JSON values") from None
-    connection.execute(insert(schema.judgements).values(**{**judgement.__dict__, "verdict": verdict}))
+    connection.execute(insert(schema.judgements), {**judgement.__dict__, "verdict": verdict})
+
+
+def present(connection: Connection, label: str = "") -> Snapshot:
+    """The present content as a snapshot that is not kept yet."""
+    marks = [
+        connection.execute(select(func.coalesce(func.max(table.c.seq), 0))).scalar_one()
+        for table in (schema.trajectories, schema.links, schema.changes)
+    ]
+    last = connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq.desc()).limit(1)).first()
+    if last is not None and marks == [last.trajectories, last.links, last.changes]:
+        id = str(last.id)  # nothing was written since
+    else:
+        id = _content_hash(connection)
+    return Snapshot(id, label, now(), *marks)
+
+
+def keep_snapshot(connection: Connection, snapshot: Snapshot) -> None:
+    """One row for each id and label."""
+    of = schema.snapshots.c
+    same = select(of.seq).where(of.id == snapshot.id, of.label == snapshot.label)
+    if connection.execute(same).first() is None:
+        connection.execute(insert(schema.snapshots), snapshot.__dict__)
+
+
+def reject(connection: Connection, rejection: Rejection) -> None:
+    """Keep a refused write, or add to the count of the same one."""
+    of = schema.rejections.c
+    same = select(of.seq).where(of.id == rejection.id, of.reason == rejection.reason)
+    seq = connection.execute(same).scalar()
+    if seq is None:
+        row = {**rejection.__dict__, "record": json.dumps(rejection.record)}
+        connection.execute(insert(schema.rejections), row)
+    else:
+        connection.execute(update(schema.rejections).where(of.seq == seq).values(times=of.times + rejection.times))
 
 
 def _where_in(connection: Connection, query: Select[Any], column: Any, values: Sequence[str]) -> Iterator[Row[Any]]:
@@ -669,7 +848,7 @@ class _Write:
             self.known[id] = item
             self.report.accepted.append(id)
         else:
-            self.report.rejected.append((id, reason))
+            self._reject(id, item, reason)
         for link_id, link in own.items():
             why = reasons[link_id] or (f"upper: {id} was rejected" if reason else None)
             self._take(link_id, link, why)
@@ -686,4 +865,9 @@ class _Write:
             insert_link(self.connection, id, link)
             self.report.links += 1
         else:
-            self.report.rejected.append((id, reason))
+            self._reject(id, link, reason)
+
+    def _reject(self, id: str, record: AnyItem | Link, reason: str) -> None:
+        self.report.rejected.append((id, reason))
+        kind = "link" if isinstance(record, Link) else LEVEL_NAMES[record.level]
+        reject(self.connection, Rejection(id, kind, reason, record.model_dump(mode="json"), 1, now()))
