@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
-
+from memory.statistics import paired_bootstrap as paired_bootstrap
+from memory.statistics import wilson_interval as wilson_interval
 from train.trajectory import Episode
 
 FailureClass = Literal["fault", "invalid", "execution", "budget", "knowledge"]
-
-
-def wilson_interval(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson score interval of a proportion (Wilson 1927). ``n`` 0 gives (0, 1)."""
-    if n == 0:
-        return 0.0, 1.0
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def paired_bootstrap(
-    before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], samples: int = 10_000, seed: int = 0
-) -> tuple[float, float, float]:
-    """Mean difference ``after`` - ``before``, paired by item, and its 95 % interval (percentile bootstrap over items).
-
-    Args:
-        before, after: of each item (the same ones) the values of its repetitions, which are averaged first.
-
-    Raises:
-        ValueError: the items differ, or there are none.
-    """
-    if before.keys() != after.keys() or not before:
-        raise ValueError(f"{len(before)} and {len(after)} items that are not the same; compare equal task sets")
-    differences = np.array([np.mean(after[item]) - np.mean(before[item]) for item in sorted(before)])
-    draws = np.random.default_rng(seed).integers(len(differences), size=(samples, len(differences)))
-    low, high = np.quantile(differences[draws].mean(axis=1), [0.025, 0.975])
-    return float(differences.mean()), float(low), float(high)
 
 
 def spl(won: bool, steps: int, expert_steps: int) -> float:
