@@ -7,6 +7,7 @@ what the principle says of its condition and scope. A model's answer is untruste
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from memory.records import PrincipleItem
@@ -45,6 +46,38 @@ def instantiation_prompt(principle: PrincipleItem, situation: Situation) -> str:
         "Constraint or Suppress?",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def instantiate_offline(principle: PrincipleItem, situation: Situation, names: Collection[str]) -> Instantiation:
+    """Match task type, condition and scope with the situation; what applies is said with what is here.
+
+    A principle is suppressed when it is of another task type, or when condition and scope name kinds of things and none
+    of them occurs in the task, the plan or the first observation. What it asks of later moments cannot be known yet and
+    stays part of the constraint.
+
+    Args:
+        names: the kinds of things that actions of this grammar name, as learnt from trajectories.
+    """
+    if principle.task_type and situation.task_type and principle.task_type != situation.task_type:
+        return Instantiation(item=principle.id, reason=f"learnt in tasks of type {principle.task_type}")
+    about = f"{principle.condition} {principle.scope}"
+    named = sorted(name for name in names if _find(name, about))
+    here = f"{situation.goal}\n{situation.plan}\n{situation.observation}"
+    present = [thing for name in named if (thing := _find(name, here))]
+    if named and not present:
+        return Instantiation(item=principle.id, reason=f"neither task nor first observation names {', '.join(named)}")
+    constraint = f"When {principle.condition}: {principle.guidance.rstrip('.')}."
+    if principle.exceptions:
+        constraint += f" Except: {'; '.join(principle.exceptions)}."
+    if present:
+        constraint += f" Here: {', '.join(present)}."
+    return Instantiation(item=principle.id, text=constraint)
+
+
+def _find(name: str, text: str) -> str:
+    """The first place in ``text`` that says ``name`` as whole words, with the number that follows it; "": nowhere."""
+    found = re.search(rf"(?<!\w){re.escape(name)}(?: \d+)?(?!\w)", text, re.IGNORECASE)
+    return found[0] if found else ""
 
 
 _ANSWER = re.compile(r"^[\s*_>-]*(constraint|suppress(?:ed)?)[*_ \t]*:[*_ \t]*(.*?)[\s*_]*$", re.I | re.M)

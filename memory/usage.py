@@ -35,9 +35,10 @@ class Instantiation(Record):
         return not self.text
 
 
-Outcome = Literal["idle", "followed", "violated", "error"]
+Outcome = Literal["idle", "followed", "violated", "error", "unjudged"]
 """``idle``: the trigger did not hold. ``followed``, ``violated``: it did, and the requirement did or did not.
-``error``: the predicate raised or took too long, and is switched off for the rest of the episode."""
+``error``: the predicate raised or took too long, and is switched off for the rest of the episode. ``unjudged``: no
+verdict in time, through no fault of its own; it does not block."""
 
 
 class Check(Record):

@@ -81,6 +81,8 @@ def _configure(run: Path | None, target: str, task_set: str, overrides: list[str
     if run is not None:
         data = read_yaml(run / "config.yaml")
         data["warm_start"] = data["grpo"] = None
+        if data.get("memory") and not data["memory"].get("store"):
+            data["memory"]["store"] = f"sqlite:///{run / 'memory.db'}"  # the run's, not one in the evaluation's folder
     else:
         data = {"run": {"name": "eval"}, "env": {"name": task_set.split("/")[0]}, "eval": {}}
         if target not in MODELLESS:
@@ -140,6 +142,7 @@ async def _evaluate(
                 agent="policy" if policy is not None else target,
                 adapter=policy.adapter if policy is not None else "",
                 dtype=policy.dtype if policy is not None else "",
+                memory=policy.memory if policy is not None else None,
                 adapter_hash=digest,
             )
     finally:

@@ -151,6 +151,7 @@ class _Run:
             agent="policy",
             adapter=policy.adapter,
             dtype=policy.dtype,
+            memory=policy.memory,
             adapter_hash=adapter_hash(self.folder / "adapters" / policy.adapter) if trained else "",
         )
         self.evals[phase] = result

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from train.adapters import adapter_rank, load_adapter, new_adapter
 from train.agent import Job, PolicyPlayer
 from train.chat import ChatModel
 from train.config import AgentConfig, Config
 from train.load import chosen_dtype, load_policy, load_tokenizer, model_folder, public_name
+from train.memory import open_memory
 from train.tokens import TokenCodec
 from train.vllm_server import VLLMServer, smallest_rank
-
-if TYPE_CHECKING:
-    from memory.guide import Memory
 
 BASE = "base"
 
@@ -30,10 +28,11 @@ class Policy:
         config: of the run.
         adapter: folder of the adapter to begin with; None: the base model.
         trainable: whether the weights are loaded here for training.
-        folder: of the run or evaluation; takes the output of its own server, ``vllm.log``.
+        folder: of the run or evaluation; takes the output of its own server, ``vllm.log``, and holds the memory.
 
     Raises:
         ConfigError: the model cannot be loaded, the adapter does not fit, or vLLM is not installed.
+        MemoryRecordError: the memory cannot be opened.
     """
 
     def __init__(self, config: Config, *, adapter: Path | None, trainable: bool, folder: Path) -> None:
@@ -44,8 +43,8 @@ class Policy:
         self.adapter = BASE
         self.model: Any = None
         self.chat: ChatModel
-        self.memory: Memory | None = None
-        """What its players are guided by; whoever learns replaces it between two phases."""
+        self.memory = open_memory(config.memory, config.env.name, folder)
+        """What its players are guided by; whoever adds to the store closes it and opens another one between phases."""
         self._server: VLLMServer | None = None
         if config.model.engine == "vllm":
             self._server = own_server(config, folder / "vllm.log", adapter, trainable=trainable)
@@ -133,6 +132,8 @@ class Policy:
         finally:
             if self._server is not None:
                 self._server.stop()
+            if self.memory is not None:
+                self.memory.close()
 
 
 def own_server(config: Config, log: Path, adapter: Path | None, *, trainable: bool) -> VLLMServer:

@@ -1,0 +1,96 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memory.instantiate import (
+    LONGEST_CONSTRAINT,
+    Situation,
+    instantiate_offline,
+    instantiation_prompt,
+    parse_instantiation,
+)
+from memory.records import PrincipleItem
+
+pytestmark = pytest.mark.unit
+
+
+def principle(**fields: object) -> PrincipleItem:
+    base = {"world": "w", "grammar": "g", "condition": "you want to take something", "guidance": "open the box first"}
+    return PrincipleItem.model_validate(base | fields)
+
+
+SITUATION = Situation(
+    goal="put a hot mug in cabinet.", observation="You see a fridge 1, a microwave 12, a stove.", task_type="heat"
+)
+NAMES = {"mug", "fridge", "microwave", "cabinet", "safe"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("Constraint: open fridge 1 before you take from it", "open fridge 1 before you take from it"),
+        ("Sure.\nConstraint:  go to desk 1. \nConstraint: two", "go to desk 1."),
+        ("**Constraint:** heat the mug first", "heat the mug first"),
+        ("- constraint: x", "x"),
+    ],
+)
+def test_a_constraint_is_read(answer: str, text: str) -> None:
+    made = parse_instantiation("r-1", answer)
+    assert (made.text, made.reason, made.suppressed) == (text, "", False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("suppress: there is no fridge", "there is no fridge"),
+        ("Suppressed: not here\nConstraint: open it", "not here"),
+        ("", "unparsable answer: ''"),
+        ("Constraint:", "unparsable answer: 'Constraint:'"),
+        ("Suppress: ", "unparsable answer: 'Suppress:'"),
+        ("Action: open fridge 1", "unparsable answer: 'Action: open fridge 1'"),
+        ("a\n" * 300, "unparsable answer: '" + "a " * 99 + "a…'"),
+        (
+            "Constraint: " + "x" * (LONGEST_CONSTRAINT + 1),
+            f"constraint of {LONGEST_CONSTRAINT + 1} characters, over 300",
+        ),
+    ],
+)
+def test_anything_else_is_suppressed_with_the_reason(answer: str, reason: str) -> None:
+    made = parse_instantiation("r-1", answer)
+    assert made.suppressed
+    assert made.reason == reason
+
+
+@given(st.text())
+def test_any_answer_gives_a_constraint_or_a_reason(answer: str) -> None:
+    made = parse_instantiation("r-1", answer)
+    assert bool(made.text) != bool(made.reason)
+    assert "\n" not in made.text
+
+
+def test_the_prompt_holds_situation_and_rule() -> None:
+    prompt = instantiation_prompt(principle(scope="boxes"), Situation("win", "A room.", plan="I look."))
+    assert prompt == (
+        "Task: win\nYou see: A room.\nPlan: I look.\n"
+        "Rule: When you want to take something: open the box first.\nScope of the rule: boxes\nConstraint or Suppress?"
+    )
+
+
+def test_offline_a_rule_without_names_applies() -> None:
+    made = instantiate_offline(principle(exceptions=("it is open",)), SITUATION, NAMES)
+    assert made.text == "When you want to take something: open the box first. Except: it is open."
+
+
+def test_offline_a_rule_of_another_task_type_is_suppressed() -> None:
+    made = instantiate_offline(principle(task_type="cool"), SITUATION, NAMES)
+    assert (made.text, made.reason) == ("", "learnt in tasks of type cool")
+    assert not instantiate_offline(principle(task_type="heat"), SITUATION, NAMES).suppressed
+
+
+def test_offline_a_rule_about_things_that_are_not_here_is_suppressed() -> None:
+    absent = principle(condition="{1} is a safe")
+    assert instantiate_offline(absent, SITUATION, NAMES).reason == "neither task nor first observation names safe"
+    present = principle(condition="{1} is a microwave or a safe", scope="fridge")
+    assert instantiate_offline(present, SITUATION, NAMES).text.endswith("Here: fridge 1, microwave 12.")
+    # "safe" within another word names nothing
+    assert not instantiate_offline(principle(condition="safely"), SITUATION, NAMES).suppressed

@@ -1,0 +1,51 @@
+"""The configuration's section ``memory`` and the memory itself: opening it, and crediting it with what was played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envs.cache import cache_folder
+from memory.embedding import make_embedder
+from memory.guide import Ask, Memory, ledger_entries
+from memory.predicates import PredicateHost
+from memory.settings import MemorySettings
+from memory.store import LedgerEntry, Store
+from train.ingest import GRAMMARS
+from train.trajectory import Episode
+
+
+def store_url(settings: MemorySettings, folder: Path) -> str:
+    """Address of the store that a run in ``folder`` uses."""
+    return settings.store or f"sqlite:///{folder / 'memory.db'}"
+
+
+def open_memory(
+    settings: MemorySettings | None, world: str, folder: Path, *, builder: Ask | None = None
+) -> Memory | None:
+    """What the players of a phase in ``world`` are guided by; None without a section ``memory``, or with mode ``none``.
+
+    It is the store as it is now: open it anew after the store has learnt. Close it after its last episode.
+
+    Raises:
+        MemoryRecordError: no such store, or settings that need what is not given. EmbeddingFault.
+    """
+    if settings is None or settings.mode == "none":
+        return None
+    regulates = settings.mode in ("direct", "full") and settings.attempts > 0
+    return Memory(
+        Store(store_url(settings, folder), create=settings.store is None),
+        settings,
+        grammar=GRAMMARS.get(world, world),
+        embedder=make_embedder(settings.embedder, cache_folder() / "vectors.db"),
+        host=PredicateHost() if regulates else None,
+        builder=builder,
+    )
+
+
+def episode_ledger(episode: Episode, run: str) -> list[LedgerEntry]:
+    """What a finished episode of the run ``run`` adds to the memory's ledgers; repeating it changes nothing."""
+    if episode.memory is None:
+        return []
+    regulations = [step.regulation for step in episode.steps if step.regulation is not None]
+    outcome = min(1.0, max(0.0, episode.score)) if episode.status == "ok" else None
+    return ledger_entries(episode.memory, regulations, f"run:{run}/{episode.id}", outcome)
