@@ -105,7 +105,7 @@ def parse_episode(entry: Any, source: str, labels: Labels) -> Trajectory:
         entry = {"messages": entry}
     if not isinstance(entry, dict):
         raise MemoryRecordError(f"a JSON {type(entry).__name__} where an episode is expected")
-    entry = _clean(entry)
+    entry = clean(entry)
     if isinstance(entry.get("traj"), str):
         return parse_transcript(entry, source, labels)
     for key in ("messages", "conversations", "conversation"):
@@ -115,14 +115,14 @@ def parse_episode(entry: Any, source: str, labels: Labels) -> Trajectory:
     raise MemoryRecordError(f"keys {keys}: neither a text traj nor messages with roles")
 
 
-def _clean(value: Any) -> Any:
+def clean(value: Any) -> Any:
     """``value`` without what no database takes as text: lone surrogates and NUL become a replacement character."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     if isinstance(value, list):
-        return [_clean(item) for item in value]
+        return [clean(item) for item in value]
     if isinstance(value, dict):
-        return {key: _clean(item) for key, item in value.items()}
+        return {key: clean(item) for key, item in value.items()}
     return value
 
 

@@ -32,6 +32,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from memory.builder_settings import LanguageModelSettings
+from memory.formats import clean
 from memory.records import MemoryRecordError
 
 Message = dict[str, str]
@@ -44,6 +45,10 @@ _CHARACTERS_PER_TOKEN = 2
 
 class LanguageModelFault(RuntimeError):
     """A request failed for good: the server is down, refuses it, or gives no answer that can be used."""
+
+
+class UnusableAnswer(LanguageModelFault):
+    """The model answered, and no answer could be used."""
 
 
 class BudgetSpent(LanguageModelFault):
@@ -156,21 +161,27 @@ class LanguageModel:
         return answer
 
     def structured(
-        self, messages: Sequence[Message], schema: type[T], check: Callable[[T], Sequence[str]] = lambda _: ()
+        self,
+        messages: Sequence[Message],
+        schema: type[T],
+        check: Callable[[T], Sequence[str]] = lambda _: (),
+        reasks: int | None = None,
     ) -> T:
-        """The answer as a ``schema``, asked for again (``settings.reasks`` times) with what was wrong with it.
+        """The answer as a ``schema``, asked for again (``reasks`` times) with what was wrong with it.
 
         Args:
             check: what is wrong with a valid answer, in sentences for the model; empty: nothing. The last answer is
                 returned even so: the caller sorts out what is wrong with it.
+            reasks: None: as many as the settings say.
 
         Raises:
-            LanguageModelFault: no answer was valid.
+            UnusableAnswer: no answer was valid. BudgetSpent, LanguageModelFault: as :meth:`ask`.
         """
+        reasks = self.settings.reasks if reasks is None else reasks
         talk = [dict(message) for message in messages]
         problem = ""
         best: T | None = None
-        for _ in range(self.settings.reasks + 1):
+        for _ in range(reasks + 1):
             answer = self.ask(talk, schema)
             value, kind, problem = read_answer(answer, schema)
             if value is not None:
@@ -186,7 +197,7 @@ class LanguageModel:
                 {"role": "user", "content": f"{problem} Answer again, the whole JSON object."},
             ]
         if best is None:
-            raise LanguageModelFault(f"model {self.name!r}: no usable answer in {self.settings.reasks + 1}: {problem}")
+            raise UnusableAnswer(f"model {self.name!r}: no usable answer in {reasks + 1}: {problem}")
         return best
 
     def _request(self, messages: Sequence[Message], schema: type[BaseModel]) -> dict[str, Any]:
@@ -357,7 +368,7 @@ def read_answer(answer: Answer, schema: type[T]) -> tuple[T | None, str, str]:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         return None, "not JSON", f"Your answer is no JSON object ({reason})."
     try:
-        return schema.model_validate(data), "", ""
+        return schema.model_validate(clean(data)), "", ""
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
         return None, "not as the schema says", f"Your answer does not fit the schema ({wrong})."
