@@ -10,14 +10,14 @@ from memory.store import Store, Stored
 
 @dataclass(frozen=True)
 class Node:
-    """A record on the way. ``link``: what joins it to the record it was reached from; None at the start.
+    """A record on the way. ``links``: what joins it to the record it was reached from, all of one relation.
 
-    ``children``: the records below it (:func:`trace_down`) or above it (:func:`trace_up`); ``more``: how many a limit
-    left out.
+    ``children``: the records below it (:func:`trace_down`) or above it (:func:`trace_up`); ``more``: the links that a
+    limit left out.
     """
 
     record: Stored | Trajectory
-    link: Link | None = None
+    links: tuple[Link, ...] = ()
     children: tuple[Node, ...] = ()
     more: int = 0
 
@@ -34,8 +34,8 @@ def trace_down(store: Store, id: str, *, limit: int = 5) -> Trace:
     """Everything that an item rests on, down to the trajectories and the steps that the links cite.
 
     Args:
-        limit: records below one record, of those that support it and of those that contradict it, each; and cited
-            steps of one link. It bounds the time.
+        limit: links into one record, of those that support it and of those that contradict it, each; and cited steps
+            of one link. It bounds the time.
 
     Raises:
         MemoryRecordError: no such item.
@@ -58,11 +58,12 @@ def trace_down(store: Store, id: str, *, limit: int = 5) -> Trace:
     cited = {evidence for link in every for evidence in link.evidence[:limit]}
     records = store.find({link.lower for link in every} | {evidence.trajectory for evidence in cited})
 
-    def node(record: Stored | Trajectory, id: str, link: Link | None) -> Node:
-        children = tuple(node(records[below.lower], below.lower, below) for below in links.get(id, []))
-        return Node(record, link, children, more.get(id, 0))
+    def node(id: str, joins: tuple[Link, ...]) -> Node:
+        below = _grouped([(link.lower, link) for link in links.get(id, [])])
+        return Node(records[id], joins, tuple(node(lower, of_lower) for lower, of_lower in below), more.get(id, 0))
 
-    return Trace(node(start, id, None), _steps(cited, records))
+    records[id] = start
+    return Trace(node(id, ()), _steps(cited, records))
 
 
 def trace_up(store: Store, trajectory: str, step: int | None = None, *, limit: int = 5) -> Trace:
@@ -88,14 +89,22 @@ def trace_up(store: Store, trajectory: str, step: int | None = None, *, limit: i
     cited = {evidence for link in every for evidence in link.evidence[:limit]}
     records = store.find({link.upper for link in every} | {evidence.trajectory for evidence in cited})
 
-    def node(link: Link) -> Node:
-        return Node(records[link.upper], link, tuple(node(up) for up in above[link.upper]))
+    def node(id: str, joins: tuple[Link, ...]) -> Node:
+        higher = _grouped([(link.upper, link) for link in above[id]])
+        return Node(records[id], joins, tuple(node(upper, of_upper) for upper, of_upper in higher))
 
     # What is reached through a record that cites the step itself is shown there, not a second time.
     reached = {up.upper for link in direct for up in above[link.upper]}
-    return Trace(
-        Node(start, None, tuple(node(link) for link in direct if link.upper not in reached)), _steps(cited, records)
-    )
+    lowest = _grouped([(link.upper, link) for link in direct if link.upper not in reached])
+    return Trace(Node(start, (), tuple(node(upper, joins) for upper, joins in lowest)), _steps(cited, records))
+
+
+def _grouped(links: list[tuple[str, Link]]) -> list[tuple[str, tuple[Link, ...]]]:
+    """The links by the record they lead to and their relation, in order."""
+    groups: dict[tuple[str, str], list[Link]] = {}
+    for id, link in links:
+        groups.setdefault((id, link.relation), []).append(link)
+    return [(id, tuple(group)) for (id, _), group in groups.items()]
 
 
 def _steps(cited: set[Evidence], records: dict[str, Stored | Trajectory]) -> dict[tuple[str, int], TraceStep]:

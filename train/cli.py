@@ -10,6 +10,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from train.memory_command import app as memory_app
+
 app = typer.Typer(
     help="Train LLM agents in text worlds: roll out, fine-tune, evaluate, export.",
     no_args_is_help=True,
@@ -17,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(memory_app, name="memory")
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Overrides as key.sub=value, for example run.seed=1 grpo.iterations=8.")
@@ -205,11 +209,12 @@ def main() -> None:
     except Exception as error:
         # The error classes are imported only now: they bring pydantic, and help must be instant.
         from envs.base import EnvFault, TaskError
+        from memory.records import MemoryRecordError
         from train.chat import ModelFault, ModelLost
         from train.config import ConfigError
         from train.trajectory import TrajectoryError
 
-        if isinstance(error, ConfigError | TaskError | TrajectoryError):
+        if isinstance(error, ConfigError | TaskError | TrajectoryError | MemoryRecordError):
             _fail(str(error), 2)
         if isinstance(error, EnvFault | ModelFault | ModelLost):
             _fail(str(error), 1)

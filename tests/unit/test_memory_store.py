@@ -2,67 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from memory.records import (
-    EpisodeItem,
-    Evidence,
-    KeyStep,
-    Link,
-    MemoryRecordError,
-    PrincipleItem,
-    ProcedureItem,
-    TraceStep,
-    Trajectory,
-)
+from memory.records import Evidence, KeyStep, Link, MemoryRecordError, PrincipleItem, TraceStep
 from memory.store import Ledger, LedgerEntry, Store
+from tests.vault import PRINCIPLE, PROCEDURE, episode, hierarchy, link, trajectory
 
 pytestmark = pytest.mark.unit
 
 
-def trajectory(number: int = 0, **changes: object) -> Trajectory:
-    steps = (
-        TraceStep(index=0, observation="You are in a vault.", thought="Open it.", action="pull lever", result="Click."),
-        TraceStep(index=1, observation="Click.", action="enter  Door", result="The door\nis OPEN now.", reward=1.0),
-    )
-    base = Trajectory(
-        source=f"file#{number}", world="vault", grammar="v1", task=f"task-{number}", task_type="open", goal="Get in.",
-        success=True, score=1.0, steps=steps,
-    )  # fmt: skip
-    return base.model_copy(update=changes)
-
-
-def episode(of: Trajectory, **changes: object) -> EpisodeItem:
-    base = EpisodeItem(
-        world=of.world, grammar=of.grammar, task_type=of.task_type, trajectory=of.id, goal=of.goal, outcome="success",
-        key_steps=(KeyStep(step=0, what="the lever unlocks"),),
-    )  # fmt: skip
-    return base.model_copy(update=changes)
-
-
-PROCEDURE = ProcedureItem(world="vault", grammar="v1", task_type="open", when="a door is shut", steps=("pull {0}",))
-PRINCIPLE = PrincipleItem(world="vault", grammar="v1", condition="a lever is in sight", guidance="pull it first")
-
-
-def link(lower: str, upper: str, of: Trajectory, step: int = 0, quote: str = "click", **changes: object) -> Link:
-    base = Link(lower=lower, upper=upper, evidence=(Evidence(trajectory=of.id, step=step, quote=quote),))
-    return base.model_copy(update=changes)
-
-
-def hierarchy(of: Trajectory) -> tuple[list[EpisodeItem | ProcedureItem | PrincipleItem], list[Link]]:
-    told = episode(of)
-    return [PRINCIPLE, PROCEDURE, told], [
-        link(PROCEDURE.id, PRINCIPLE.id, of),
-        link(told.id, PROCEDURE.id, of, step=1, quote="the door is open"),
-        link(of.id, told.id, of, step=1, quote="enter door"),
-    ]
-
-
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(f"sqlite:///{tmp_path}/memory.db")
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(f"sqlite:///{tmp_path}/memory.db") as opened:
+        yield opened
 
 
 def test_trajectories_come_back_as_they_were_and_in_order(store: Store) -> None:
@@ -172,3 +127,160 @@ def test_provenance_follows_links_and_evidence(store: Store) -> None:
     for id in (PROCEDURE.id, episode(of).id):
         store.set_status(id, "retired", "")
     assert store.provenance() == set()
+
+
+OTHER = PrincipleItem(world="vault", grammar="v1", condition="it is dark", guidance="strike a match")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"evidence": ()}, "evidence: empty"),
+        ({"upper": "r-unknown"}, "upper: 'r-unknown' is not in the memory"),
+        ({"lower": "p-unknown"}, "lower: 'p-unknown' is not in the memory"),
+        ({"lower": trajectory().id}, "is not one level above"),
+        ({"evidence": (Evidence(trajectory="t-no", step=0),)}, "evidence[0].trajectory: 't-no' is not in the memory"),
+        ({"evidence": (Evidence(trajectory=trajectory().id, step=2),)}, "evidence[0].step: 2 is not in t-"),
+        (
+            {"evidence": (Evidence(trajectory=trajectory().id, step=0, quote="the door is open"),)},
+            "evidence[0].quote: 'the door is open' does not occur in step 0",
+        ),
+        (
+            {
+                "evidence": (
+                    Evidence(trajectory=trajectory().id, step=0, quote="CLICK."),
+                    Evidence(trajectory=trajectory().id, step=1, quote="enter the door"),
+                )
+            },
+            "evidence[1].quote: 'enter the door'",
+        ),
+    ],
+)
+def test_a_link_without_its_evidence_is_rejected_and_counted(
+    store: Store, changed: dict[str, object], reason: str
+) -> None:
+    of = trajectory()
+    store.add_trajectories([of])
+    store.write(*hierarchy(of))
+    bad = link(PROCEDURE.id, PRINCIPLE.id, of, quote="pull lever", relation="contradicts").model_copy(update=changed)
+    for _ in range(2):
+        report = store.write([], [bad])
+        assert (report.links, len(report.rejected)) == (0, 1)
+        assert reason in report.rejected[0][1]
+    (kept,) = store.rejections()
+    assert (kept.id, kept.kind, kept.times) == (bad.id, "link", 2)
+    assert Link.model_validate(kept.record) == bad
+    assert store.stats().rejected == {("link", kept.field): 2}
+
+
+def test_an_item_needs_support_that_holds(store: Store) -> None:
+    of = trajectory()
+    store.add_trajectories([of])
+    store.write(*hierarchy(of))
+    unsupported = store.write([OTHER], [])
+    assert unsupported.rejected == [
+        (OTHER.id, "links: none that holds supports it from the procedure level; cite what does")
+    ]
+    contradicted = store.write([OTHER], [link(PROCEDURE.id, OTHER.id, of, relation="contradicts")])
+    assert contradicted.rejected[0][0] == OTHER.id
+    assert store.links(upper=OTHER.id) == []
+    half = [link(PROCEDURE.id, OTHER.id, of, quote="no such words"), link(PROCEDURE.id, OTHER.id, of)]
+    report = store.write([OTHER], half)
+    assert (report.accepted, report.links) == ([OTHER.id], 1)
+    assert store.links(upper=OTHER.id) == half[1:]
+
+
+def test_a_rejected_item_takes_what_rests_on_it_along(store: Store) -> None:
+    of = trajectory()
+    store.add_trajectories([of])
+    items, links = hierarchy(of)
+    told = episode(of, key_steps=(KeyStep(step=7, what="never happened"),))
+    links = [links[0], link(told.id, PROCEDURE.id, of), link(of.id, told.id, of)]
+    report = store.write([*items[:2], told], links)
+    assert (report.accepted, report.links) == ([], 0)
+    reasons = dict(report.rejected)
+    assert reasons[told.id] == f"key_steps[0].step: 7 is not in {of.id}; cite one that is"
+    assert "none that holds" in reasons[PROCEDURE.id]
+    assert "none that holds" in reasons[PRINCIPLE.id]
+    assert len(reasons) == 6
+    assert store.stats().items == {1: {}, 2: {}, 3: {}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"outcome": "failure"}, "outcome: 'failure', but the trajectory ended in success"),
+        ({"grammar": "v2"}, "is of vault/v1, the record above of vault/v2"),
+        ({"trajectory": "t-none"}, "trajectory: 't-none' is not in the memory"),
+    ],
+)
+def test_an_episode_must_agree_with_its_trajectory(store: Store, changes: dict[str, object], reason: str) -> None:
+    of = trajectory()
+    store.add_trajectories([of])
+    told = episode(of, **changes)
+    report = store.write([told], [link(of.id, told.id, of)])
+    assert reason in dict(report.rejected)[told.id]
+
+
+def test_a_rule_is_not_built_across_grammars(store: Store) -> None:
+    of, old = trajectory(0), trajectory(1, grammar="v0")
+    store.add_trajectories([of, old])
+    store.write(*hierarchy(of))
+    report = store.write([], [link(PROCEDURE.id, PRINCIPLE.id, old)])
+    assert "is of vault/v0, the record above of vault/v1" in report.rejected[0][1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"score": float("nan")}, r"score: nan \(file#0\); give a finite number"),
+        ({"task": "a\0b"}, r"task: 'a\\x00b' holds a NUL"),
+        (
+            {"steps": (TraceStep(index=1, observation=""), TraceStep(index=1, observation=""))},
+            r"steps\[1\].index: 1 after 1",
+        ),
+        ({"steps": (TraceStep(index=0, observation="", reward=float("inf")),)}, r"steps\[0\].reward: inf"),
+    ],
+)
+def test_what_memory_cannot_take_is_one_error(store: Store, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(MemoryRecordError, match=message):
+        store.add_trajectories([trajectory(**changes)])
+    assert list(store.trajectories()) == []
+
+
+def test_unknown_ids_are_named(store: Store) -> None:
+    for call in (
+        lambda: store.item("r-1"),
+        lambda: store.ledger("r-1"),
+        lambda: store.set_status("r-1", "retired", ""),
+        lambda: store.credit([LedgerEntry("r-1", "e", 1.0)]),
+        lambda: store.judge("r-1", "audit", {}),
+    ):
+        with pytest.raises(MemoryRecordError, match="item: 'r-1' is not in the memory"):
+            call()
+
+
+def test_free_text_of_a_model_is_stored_whatever_it_holds(store: Store) -> None:
+    of = trajectory()
+    store.add_trajectories([of])
+    store.write(*hierarchy(of))
+    store.set_status(PRINCIPLE.id, "rejected", "bad \0 and \ud800")
+    assert store.item(PRINCIPLE.id).reason == "bad \ufffd and ?"
+    store.judge(PRINCIPLE.id, "audit", {"why": "\ud800\0"})
+    assert store.judgements(PRINCIPLE.id)[0].verdict == {"why": "?\0"}
+    with pytest.raises(MemoryRecordError, match="verdict"):
+        store.judge(PRINCIPLE.id, "audit", {"rate": float("nan")})
+
+
+def test_more_records_than_one_batch(store: Store) -> None:
+    many = [trajectory(number) for number in range(1203)]
+    assert store.add_trajectories(iter(many)) == 1203
+    assert [record.task for record in store.trajectories()] == [f"task-{number}" for number in range(1203)]
+    told = [episode(of) for of in many]
+    report = store.write(told, [link(of.id, item.id, of) for of, item in zip(many, told, strict=True)])
+    assert (len(report.accepted), report.links, report.rejected) == (1203, 1203, [])
+    assert len(store.find([of.id for of in many])) == 1203
+    stats = store.stats()
+    (world,) = stats.trajectories
+    assert (world.trajectories, world.steps, world.succeeded, world.statuses) == (1203, 2406, 1203, {"complete": 1203})
+    assert stats.items == {1: {"candidate": 1203}, 2: {}, 3: {}}
