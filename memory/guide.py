@@ -377,8 +377,8 @@ def shuffle_words(text: str, seed: str, count: Callable[[str], int]) -> str:
 def fire_rate(store: Store, item: str) -> float:
     """The share of steps on which the newest audit saw the item's predicate fire; 0 where there was none."""
     audits = store.judgements(item, "audit")
-    rate = audits[-1].verdict.get("trigger_rate") if audits else None
-    return float(rate) if isinstance(rate, int | float) else 0.0
+    checks: Any = audits[-1].verdict.get("checks", []) if audits else []
+    return next((float(check["estimate"] or 0.0) for check in checks if check["name"] == "trigger_rate"), 0.0)
 
 
 def ledger_entries(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memory.audit import Audit, Check
 from memory.embedding import HashingEmbedder
 from memory.guide import FEEDBACK, HEADER, Guide, Memory, ledger_entries, shuffle_words
 from memory.instantiate import Situation
@@ -269,7 +270,8 @@ def test_a_predicate_that_raises_is_switched_off_for_the_episode(store: Store, h
 
 
 def test_the_control_says_as_much_in_another_order_and_objects_at_random(store: Store) -> None:
-    store.judge(OPEN_FIRST.id, "audit", {"trigger_rate": 0.25})
+    rate = Check("trigger_rate", "passed", 0.25, 0.2, 0.3, 25, 100, "fires at 25 of 100 steps")
+    store.judge(OPEN_FIRST.id, "audit", Audit((rate,), 100, 9).record())
     control = memory(store, None, mode="shuffled")
     use = opened(control).use
     full = opened(memory(store, None, attempts=0)).use
