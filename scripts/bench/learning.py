@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs")
     parser.add_argument("--arms", default="warm,grpo,gigpo", help="which arms to run; those before must have been run")
     parser.add_argument("overrides", nargs="*", help="key.sub=value, as in saga train, for every arm")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     names = [name for name in ARMS if name in args.arms.split(",")]
     for name in names:
         run_arm(args.world, name, args.runs, args.overrides)
