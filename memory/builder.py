@@ -45,6 +45,7 @@ from memory.build_prompts import (
     procedures_material,
 )
 from memory.builder_settings import BuilderSettings
+from memory.guide import GRAMMAR_TRAJECTORIES
 from memory.language_model import BudgetSpent, LanguageModel, LanguageModelFault, Message, UnusableAnswer
 from memory.lifting import fit_grammar
 from memory.predicates import compile_predicate
@@ -69,8 +70,6 @@ A = TypeVar("A", bound=BaseModel)
 
 _FAULTS_IN_A_ROW = 3
 """After so many requests that failed for good, one after the other, a build stops asking."""
-_GRAMMAR_TRAJECTORIES = 1000
-"""Trajectories of a world from which the action forms are learnt that the model is shown."""
 _HARM_ATTEMPTS = 6
 """Attempts that a judgement of harm is shown."""
 _PROTECTED = ("audited", "validated")
@@ -178,7 +177,7 @@ class LanguageModelBuilder:
         self._shown = self._read_journal()
         self._failures = 0
         self._report = BuildReport()
-        self._forms: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._forms: dict[str, tuple[str, ...]] = {}
         self._telling: dict[str, EpisodeItem] = {}
 
     def build(self, round: int = 0) -> BuildReport:
@@ -207,7 +206,7 @@ class LanguageModelBuilder:
         prompt = instructions("episode")
         done = 0
         pending = self._pending(told)
-        while batch := list(islice(pending, 4 * self._settings.model.concurrency)):
+        while batch := list(islice(pending, 4 * self._model.settings.concurrency)):
             if self._report.stopped:
                 self._report.waiting += len(batch)
                 continue
@@ -285,7 +284,7 @@ class LanguageModelBuilder:
 
         def question(group: Group, shown: dict[str, Attempt]) -> tuple[_Question[ProcedureAnswer], dict[str, Stored]]:
             known = self._known(2, group, "P")
-            material = procedures_material(group[2], self._action_forms(group), self._rows(known), shown)
+            material = procedures_material(group[2], self._action_forms(group[1]), self._rows(known), shown)
 
             def check(answer: ProcedureAnswer) -> list[str]:
                 return [
@@ -313,7 +312,7 @@ class LanguageModelBuilder:
                 return None  # there is nothing yet that a principle could rest on
             known = self._known(3, group, "R")
             material = principles_material(
-                group[2], self._action_forms(group), self._rows(procedures), self._rows(known), shown
+                group[2], self._action_forms(group[1]), self._rows(procedures), self._rows(known), shown
             )
 
             def check(answer: PrincipleAnswer) -> list[str]:
@@ -588,9 +587,7 @@ class LanguageModelBuilder:
     ) -> _Question[PredicateAnswer]:
         assert isinstance(stored.item, PrincipleItem)
         item = stored.item
-        material = predicate_material(
-            item, self._action_forms((item.world, item.grammar, "")), verdict["why"], self._attempts_of(stored)
-        )
+        material = predicate_material(item, self._action_forms(item.grammar), verdict["why"], self._attempts_of(stored))
 
         def check(answer: PredicateAnswer) -> list[str]:
             wrong = self._compile_problem(answer)
@@ -644,16 +641,16 @@ class LanguageModelBuilder:
             rows.append((alias, stored.item, standing))
         return rows
 
-    def _action_forms(self, group: Group) -> tuple[str, ...]:
-        world, grammar, _ = group
-        if (world, grammar) not in self._forms:
-            sample = list(islice(self._store.trajectories(world=world, grammar=grammar), _GRAMMAR_TRAJECTORIES))
-            self._forms[world, grammar] = fit_grammar(sample).templates
-        return self._forms[world, grammar]
+    def _action_forms(self, grammar: str) -> tuple[str, ...]:
+        """The forms that predicates will see, learnt as a guide learns them."""
+        if grammar not in self._forms:
+            sample = list(islice(self._store.trajectories(grammar=grammar), GRAMMAR_TRAJECTORIES))
+            self._forms[grammar] = fit_grammar(sample).templates
+        return self._forms[grammar]
 
     def _ask(self, questions: Sequence[_Question[A]]) -> Iterator[A | None]:
         """The answers in order; None where there is none, which is reported."""
-        with ThreadPoolExecutor(self._settings.model.concurrency) as pool:
+        with ThreadPoolExecutor(self._model.settings.concurrency) as pool:
             try:
                 yield from pool.map(self._try, questions)
             except BaseException:

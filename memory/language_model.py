@@ -112,7 +112,7 @@ class LanguageModel:
         self, settings: LanguageModelSettings, cache: Path, *, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         if not settings.url.startswith(("http://", "https://")):
-            raise MemoryRecordError(f"builder.model.url: {settings.url!r} is no address; write https://host")
+            raise MemoryRecordError(f"model.url: {settings.url!r} is no address; write https://host")
         self.settings = settings
         self.name = settings.model
         self.spend = Spend()
@@ -216,10 +216,10 @@ class LanguageModel:
         worst = (tokens * settings.price_in + settings.max_tokens * settings.price_out) / 1e6
         with self._lock:
             if settings.max_calls is not None and self.spend.calls + self._in_flight >= settings.max_calls:
-                raise BudgetSpent(f"builder.model.max_calls: {settings.max_calls} are used up; raise it to go on")
+                raise BudgetSpent(f"model.max_calls: {settings.max_calls} are used up; raise it to go on")
             if settings.max_cost is not None and self.spend.cost + self._set_aside + worst > settings.max_cost:
                 raise BudgetSpent(
-                    f"builder.model.max_cost: {self.spend.cost:.4f} of {settings.max_cost} are spent and the next call "
+                    f"model.max_cost: {self.spend.cost:.4f} of {settings.max_cost} are spent and the next call "
                     f"may cost {worst:.4f}; raise it to go on"
                 )
             self._set_aside += worst

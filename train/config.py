@@ -360,7 +360,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def config_from(data: dict[str, Any], overrides: list[str]) -> Config:
     """Apply ``overrides`` to ``data`` (in place) and validate. Raises ConfigError."""
     for override in overrides:
-        _apply(data, override)
+        apply_override(data, override)
     try:
         return Config.model_validate(data)
     except ValidationError as error:
@@ -372,7 +372,8 @@ def save_config(config: Config, path: Path) -> None:
     path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
+def apply_override(data: dict[str, Any], override: str) -> None:
+    """Set ``key.sub=value`` (the value in YAML syntax) in ``data``. Raises ConfigError."""
     key, sign, text = override.partition("=")
     if not sign or not key:
         raise ConfigError(f"override {override!r}: write key.sub=value, for example run.seed=1")

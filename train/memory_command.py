@@ -1,4 +1,4 @@
-"""``saga memory``: look at a memory, and take it from one place to another."""
+"""``saga memory``: fill a memory, build it, look at it, and take it from one place to another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from memory.store import Store
 
 app = typer.Typer(
-    help="The memory: look at it, trace its rules to the steps they rest on, move it.",
+    help="The memory: fill and build it, look at it, trace its rules to the steps they rest on, move it.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -37,6 +37,81 @@ def open_store(where: str, *, create: bool = False) -> Store:
     from memory.store import Store
 
     return Store(memory_url(where), create=create)
+
+
+class Outcome(StrEnum):
+    success = "success"
+    failure = "failure"
+
+
+class Builder(StrEnum):
+    offline = "offline"
+    model = "model"
+
+
+@app.command()
+def ingest(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE…",
+            help="Run folders or their episodes/*.jsonl.gz; or outside rollouts as .json, .jsonl (also .gz, .xz).",
+        ),
+    ],
+    world: Annotated[str, typer.Option(help="Outside rollouts: their world, for example alfworld.")] = "",
+    grammar: Annotated[
+        str, typer.Option(help="Outside rollouts: the form of their actions, for example alfworld-0.3.")
+    ] = "",
+    agent: Annotated[str, typer.Option(help="Outside rollouts: who played.")] = "",
+    task_type: Annotated[str, typer.Option(help="Outside rollouts: the task type where none is stated.")] = "",
+    outcome: Annotated[
+        Outcome | None,
+        typer.Option(help="Outside rollouts: how those ended that do not say (demonstrations: success)."),
+    ] = None,
+    refusal: Annotated[
+        list[str] | None,
+        typer.Option(help="Outside rollouts: how the world begins its answer to an action it refuses; repeatable."),
+    ] = None,
+    round: Annotated[int, typer.Option(min=0, help="The round they belong to.")] = 0,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Add rollouts as level 0, each episode once; truncated and odd ones go in with their status and a note."""
+    from memory.formats import Labels
+    from train.memory_build import ingest as run
+
+    success = None if outcome is None else outcome == Outcome.success
+    labels = Labels(world, grammar, tuple(refusal or ()), agent, task_type, success, round)
+    with open_store(store, create=True) as opened:
+        run(opened, files, labels)
+
+
+@app.command()
+def build(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings as key.sub=value, for example model.url=http://127.0.0.1:8000.")
+    ] = None,
+    builder: Annotated[
+        Builder | None, typer.Option(help="Without a model, or by the language model at model.url (default: offline).")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A YAML file with settings (fields: memory/builder_settings.py).")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where a model's answers and the journal are kept; default: memory-build.")
+    ] = None,
+    round: Annotated[int, typer.Option(min=0, help="The round that new records are stamped with.")] = 0,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Build episodes, procedures and principles from what is new, and merge what says the same.
+
+    By a language model: saga memory build --builder model model.url=https://api.openai.com model.model=NAME
+    model.max_cost=5 model.price_in=2 model.price_out=8 (the key: environment variable OPENAI_API_KEY, or the one that
+    model.key names). Answers are cached: building the same again costs nothing.
+    """
+    from train.memory_build import build as run
+
+    with open_store(store) as opened:
+        run(opened, folder or Path("memory-build"), config, overrides or [], builder.value if builder else "", round)
 
 
 @app.command()
