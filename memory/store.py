@@ -353,12 +353,15 @@ class Store:
         with self.engine.connect() as connection:
             return [Link.model_validate_json(row.record) for row in connection.execute(query)]
 
-    def count_links(self, upper: str) -> dict[Relation, int]:
-        """The number of links into ``upper`` by relation."""
+    def count_links(self, uppers: Collection[str]) -> dict[str, dict[Relation, int]]:
+        """The number of links into each of these items, by relation; an item without any has an empty entry."""
         of = schema.links.c
-        query = select(of.relation, func.count()).where(of.upper == upper).group_by(of.relation)
+        counts: dict[str, dict[Relation, int]] = {upper: {} for upper in uppers}
         with self.engine.connect() as connection:
-            return {relation: count for relation, count in connection.execute(query)}  # noqa: C416 (a Row is no pair)
+            query = select(of.upper, of.relation, func.count().label("links")).group_by(of.upper, of.relation)
+            for row in _where_in(connection, query, of.upper, list(counts)):
+                counts[row.upper][row.relation] = row.links
+        return counts
 
     def citing(self, trajectory: str, step: int | None = None) -> list[Link]:
         """The links whose evidence cites this step (None: any step) of ``trajectory``, in insertion order."""

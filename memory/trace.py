@@ -46,8 +46,7 @@ def trace_down(store: Store, id: str, *, limit: int = 5) -> Trace:
     level = [id]
     while level:
         below: dict[str, None] = {}
-        for upper in level:
-            found = store.count_links(upper)
+        for upper, found in store.count_links(level).items():
             links[upper] = [
                 link for relation in found for link in store.links(upper=upper, relation=relation, limit=limit)
             ]

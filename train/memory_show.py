@@ -151,7 +151,7 @@ def show_record(store: Store, id: str) -> None:
     for judgement in store.judgements(id):
         told = "; ".join(f"{key}: {_value(value)}" for key, value in judgement.verdict.items())
         console.print(f"  {judgement.time}  round {judgement.round}  {judgement.kind}: {plain(told)}")
-    below, above = store.count_links(id), store.links(lower=id)
+    below, above = store.count_links([id])[id], store.links(lower=id)
     console.print(f"[bold]rests on[/bold] ({', '.join(f'{count} {name}' for name, count in below.items()) or 'none'})")
     for relation in below:
         for link in store.links(upper=id, relation=relation, limit=SHOWN_LINKS):
