@@ -39,7 +39,9 @@ def main() -> int:
     parser.add_argument("--arms", default="warm,grpo,gigpo", help="which arms to run; those before must have been run")
     parser.add_argument("overrides", nargs="*", help="key.sub=value, as in saga train, for every arm")
     args = parser.parse_intermixed_args()
-    names = [name for name in ARMS if name in args.arms.split(",")]
+    names = args.arms.split(",")
+    if unknown := set(names) - set(ARMS):
+        parser.error(f"--arms: {', '.join(sorted(unknown))} is none of {', '.join(ARMS)}")
     for name in names:
         run_arm(args.world, name, args.runs, args.overrides)
     return report(
