@@ -8,8 +8,8 @@ request on standard input is a length (4 bytes, big endian) and JSON::
 
 The steps share one context: ``set`` changes its variables, and ``push`` adds to the history after the step. The answer
 holds, per step and source, ``0`` (idle), ``1`` (followed), ``2`` (violated), ``s`` (not begun: the time was over) or
-``e`` (raised) with a message up to a line end: a step at a time or, streamed, one by one (so that the host sees which
-one hangs) after a ``b`` (begun).
+``e`` (raised) with a message up to a line end: in pieces or, streamed, one by one (so that the host sees which one
+hangs) after a ``b`` (begun).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ MEMORY_BYTES = 2 << 30
 """Address space of the process."""
 ORPHAN_SECONDS = 5.0
 """Time after its allowance at which the process ends itself: its host, which should have killed it, is gone."""
+ANSWER_BYTES = 4096
 HISTORY = 50
 
 
@@ -54,22 +55,24 @@ def _answer(request: dict[str, Any], programs: dict[str, Any], cel: Any) -> None
         context.add_variable("history", history)
     if request["stream"]:
         os.write(1, b"b")
+    answer = b""
     for step in request["steps"]:
         for name, value in step["set"].items():
             context.add_variable(name, value)
-        answer = b""
         for source in request["sources"]:
             result = _evaluate(source, programs, context, cel) if time.monotonic() < end else b"s"
             if request["stream"]:
                 os.write(1, result)
             else:
                 answer += result
-        if answer:
+        if len(answer) > ANSWER_BYTES:
             os.write(1, answer)
+            answer = b""
         if step["push"] is not None:
             history = [*history, step["push"]][-HISTORY:]
             if "history" in wanted:
                 context.add_variable("history", history)
+    os.write(1, answer)
 
 
 def _evaluate(source: str, programs: dict[str, Any], context: Any, cel: Any) -> bytes:

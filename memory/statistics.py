@@ -124,14 +124,17 @@ def cluster_weights(clusters: int, samples: int = 2000, seed: int = 0) -> Floats
     return generator.multinomial(clusters, np.full(clusters, 1 / clusters), size=samples).astype(np.float64)
 
 
-def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
-    """Which hypotheses are rejected with a family-wise error of at most ``level`` (Holm 1979), in the given order."""
-    rejected = [False] * len(p_values)
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number (Holm 1979), in the given order.
+
+    Rejecting those at or below a level keeps the chance of one false rejection or more at or below that level.
+    """
+    corrected = [0.0] * len(p_values)
+    highest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        if p_values[index] > level / (len(p_values) - rank):
-            break
-        rejected[index] = True
-    return rejected
+        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        corrected[index] = highest
+    return corrected
 
 
 def student_tail(t: float, freedom: int) -> float:

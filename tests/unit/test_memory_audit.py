@@ -115,7 +115,7 @@ def test_the_static_check_comes_first(audits: dict[str, Audit]) -> None:
 
 
 def test_no_mistake_is_found_where_there_is_none() -> None:
-    """Searching box 7 costs nothing, though those who search long, and fail, do it more often. 100 data sets."""
+    """Searching box 7 costs nothing, though those who search long, and fail, do it more often. 50 data sets."""
     codes = {
         "search box7": VIOLATED,
         "take key": IDLE,
@@ -124,14 +124,14 @@ def test_no_mistake_is_found_where_there_is_none() -> None:
         "put key in chest": IDLE,
     }
     states = []
-    for run in range(100):
-        trajectories = [episode(seed, mistake=0.0, refused=0.0) for seed in range(1000 * run, 1000 * run + 60)]
+    for run in range(50):
+        trajectories = [episode(seed, mistake=0.0, refused=0.0) for seed in range(1000 * run, 1000 * run + 150)]
         outcomes = [codes.get(str(step.action), FOLLOWED) for played in trajectories for step in played.steps]
-        weights = cluster_weights(60, 500, run)
+        weights = cluster_weights(150, 300, run)
         found = judge(label_steps(trajectories), np.array(outcomes, dtype=np.int8), (0, 10), weights, AuditSettings())
         states.append({check.name: check.state for check in found.checks})
-    assert sum(state["direction"] == "passed" for state in states) > 50  # the bait
-    assert sum(state["risk_set"] == "passed" for state in states) <= 6  # 2.5 expected
+    assert sum(state["direction"] == "passed" for state in states) > 25  # the bait
+    assert sum(state["risk_set"] == "passed" for state in states) <= 4  # 1.25 expected
 
 
 def test_little_data_leaves_it_open(host: PredicateHost) -> None:

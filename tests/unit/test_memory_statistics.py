@@ -43,9 +43,10 @@ def test_student_against_the_table(freedom: int, quantile: float) -> None:
 
 
 def test_holm_by_hand() -> None:
-    # in order 0.005, 0.01, 0.03, 0.04 against 0.0125, 0.0167, 0.025, 0.05: the third stops it
-    assert holm([0.01, 0.04, 0.03, 0.005]) == [True, False, False, True]
-    assert holm([0.04]) == [True]
+    # In order: 0.005 x 4, 0.01 x 3, 0.03 x 2, and 0.04 x 1, which may not be below the one before.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.04]) == [0.04]
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([]) == []
 
 
