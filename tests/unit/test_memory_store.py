@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from memory.records import Evidence, KeyStep, Link, MemoryRecordError, PrincipleItem, TraceStep
+from memory.records import Evidence, KeyStep, Link, MemoryRecordError, PrincipleItem, TraceStep, Trajectory
 from memory.store import Ledger, LedgerEntry, Store
 from tests.vault import PRINCIPLE, PROCEDURE, episode, hierarchy, link, trajectory
 
@@ -284,3 +285,30 @@ def test_more_records_than_one_batch(store: Store) -> None:
     (world,) = stats.trajectories
     assert (world.trajectories, world.steps, world.succeeded, world.statuses) == (1203, 2406, 1203, {"complete": 1203})
     assert stats.items == {1: {"candidate": 1203}, 2: {}, 3: {}}
+
+
+def test_threads_may_share_a_store(store: Store) -> None:
+    of = trajectory()
+    store.add_trajectories([of])
+    store.write(*hierarchy(of))
+
+    def one(number: int) -> int:
+        store.add_trajectories([trajectory(number)])
+        store.credit([LedgerEntry(PRINCIPLE.id, f"e{number}", 1.0, instantiated=1)])
+        return len(store.items(3))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(1, 41))) == [1] * 40
+    assert store.ledger(PRINCIPLE.id).episodes_with == 40
+    assert store.counts()[0] == 41
+
+
+def test_a_generator_of_trajectories_that_fails_loses_nothing_before_it(store: Store) -> None:
+    def some() -> Iterator[Trajectory]:
+        yield from (trajectory(number) for number in range(600))
+        raise RuntimeError("the file ends here")
+
+    with pytest.raises(RuntimeError):
+        store.add_trajectories(some())
+    assert store.counts()[0] == 500  # the full batch before it
+    assert store.add_trajectories(trajectory(number) for number in range(600)) == 100

@@ -1,8 +1,8 @@
 """The memory at size: 100,000 episodes of 20 steps, with an episode record each, procedures and principles above them.
 
-    python scripts/bench/memory.py                       # a quarter of an hour on one core, 1.5 GB of disk
-    python scripts/bench/memory.py --episodes 10000      # a tenth
-    python scripts/bench/memory.py --store postgresql://user@host/empty_database
+    python scripts/bench/memory_scale.py                       # a quarter of an hour on one core, 1.5 GB of disk
+    python scripts/bench/memory_scale.py --episodes 10000      # a tenth
+    python scripts/bench/memory_scale.py --store postgresql://user@host/empty_database
 
 The texts are made up by seed: household-like observations of 60 to 100 words, so that they compress about as real
 ones do. Each part runs in a process of its own, on one core:
@@ -371,8 +371,9 @@ def report(figures: dict[str, float], episodes: int) -> int:
     )
     print(f"{'':42}" + "".join(f"{head:>10}" for head in ("median", "95 %", "CPU", "CPU 95 %")))
     for name, keys, form in ROWS:
-        if keys[0] in figures:
-            print(f"{name:42}" + "".join(f"{form.format(figures[key]) if key else '':>10}" for key in keys))
+        cells = [form.format(figures[key]) if key in figures else "" for key in keys]
+        if any(cells):
+            print(f"{name:42}" + "".join(f"{cell:>10}" for cell in cells))
     missed = [text for key, (text, holds) in GOALS.items() if key in figures and not holds(figures[key])]
     print(f"goals: {'MISSED: ' + '; '.join(missed) if missed else 'met'}")
     return 1 if missed else 0
