@@ -64,7 +64,7 @@ class Constraint:
 
     form: str
     kind: str
-    """``first``, ``since``, ``before``, ``once``, ``never``, ``again`` or ``seen`` (see :func:`read_constraints`)."""
+    """``first``, ``since``, ``before``, ``once``, ``never``, ``again``, ``seen``, ``says`` or ``says not``."""
     others: tuple[str, ...] = ()
     slot: int = 0
     thing: str = ""
@@ -80,6 +80,8 @@ class Constraint:
             return True
         if self.kind == "seen":
             return all(names[self.slot] not in text for _, text in [("", past.observation), *past.played])
+        if self.kind in ("says", "says not"):
+            return bool(re.search(fill(self.others[0], names), past.observation)) != (self.kind == "says")
         wanted = [fill(other, names) for other in self.others]
         hits = [[bool(re.fullmatch(pattern, done)) for done in past.taken] for pattern in wanted]
         if self.kind == "before":
@@ -108,7 +110,9 @@ def read_constraints(text: str) -> list[Constraint]:
     """The sentences ``When <condition>: <what to do>.`` of ``text`` that say something about actions in backticks.
 
     - ``do `x` first`` (first), ``do `x` first, and not `y` after it`` (since), ``do `x` just before`` (before),
-      ``do not do it once `x` has been done`` (once), ``do not do it`` (never), ``only if {0} has been seen`` (seen);
+      ``do not do it once `x` has been done`` (once), ``do not do it`` (never);
+    - ``do it only if {0} has been seen`` or ``is in what you see now`` (seen), ``do it only if what you see says "x"``
+      or ``does not say "x"`` (says, says not);
     - after a refusal: ``not the same action again`` (again).
     """
     found = []
@@ -137,6 +141,9 @@ def _read(condition: str, guidance: str) -> Constraint | None:
         return Constraint(form, "once", others, slot, thing)
     if guidance == "do not do it":
         return Constraint(form, "never", (), slot, thing)
+    said = re.fullmatch(r'do it only if what you see (says|does not say) "([^"]+)"', guidance)
+    if said:
+        return Constraint(form, "says" if said[1] == "says" else "says not", (said[2],), slot, thing)
     seen = re.fullmatch(r"do it only if \{(\d)\} (?:has been seen|is in what you see now)", guidance)
     return Constraint(form, "seen", (), int(seen[1]), thing) if seen else None
 

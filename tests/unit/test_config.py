@@ -100,6 +100,10 @@ GRPO = {"tasks": "household/easy/train:0-9"}
         ({"model": {"engine": "vllm", "urls": ["http://a:1"]}}, "engine is 'vllm'; set engine: server or drop urls"),
         ({"grpo": GRPO | {"train_roles": ["thought"]}}, r"grpo\.train_roles\.0: 'thought': .*'action', 'plan'"),
         ({"eval": {"tasks": "household/easy/eval:0-3", "at_start": False}}, "eval.at_start is false and nothing is"),
+        ({"memory": {"budget_tokens": 1100}}, r"memory\.budget_tokens 1100 is over half of agent\.context_tokens 2048"),
+        ({"memory": {"embedder": {"kind": "server"}}}, r"memory\.embedder: kind 'server' needs url and model"),
+        ({"memory": {"mode": "ful"}}, r"memory\.mode: 'ful': .*'full'"),
+        ({"memory": {"retrieval": {"principle": 3}}}, r"retrieval\.principle: unknown key .*did you mean 'principles'"),
         ({"rejection": {"tasks": "household/easy/eval:0-3"}}, r"rejection\.tasks equals eval\.tasks"),
     ],
 )
