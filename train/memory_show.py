@@ -8,9 +8,11 @@ from itertools import islice
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.tree import Tree
 
 from memory.diff import content, difference, find_snapshot
+from memory.grounding import normalise
 from memory.records import (
     LEVEL_NAMES,
     EpisodeItem,
@@ -90,20 +92,16 @@ def list_items(
 ) -> None:
     number = LEVEL_NAMES.index(level)
     found = store.items(number, statuses=statuses, world=world, grammar=grammar, task_type=task_type)
-    table = compact_table(f"{level}s", ("id", "status", "shown", "with", "without", "text"), left=("id", "text"))
+    console = _console()
     for stored in found[:limit]:
         ledger = stored.ledger
-        table.add_row(
-            stored.id,
-            stored.status,
-            str(ledger.instantiated),
-            _mean(ledger.outcome_with, ledger.episodes_with),
-            _mean(ledger.outcome_without, ledger.episodes_without),
-            cut(stored.item.text()),
+        used = (
+            f"shown {ledger.instantiated}, outcome with {_mean(ledger.outcome_with, ledger.episodes_with)}, "
+            f"without {_mean(ledger.outcome_without, ledger.episodes_without)}"
         )
-    console = _console()
-    console.print(table)
-    console.print(f"{min(limit, len(found))} of {len(found)}; with, without: mean outcome of episodes (shown in; not)")
+        console.print(f"[bold]{stored.id}[/bold]  [cyan]{stored.status}[/cyan]  [dim]{used}[/dim]")
+        console.print(Padding(cut(stored.item.text(), 240), (0, 0, 0, 4)))
+    console.print(f"{min(limit, len(found))} of {len(found)} {level}s")
 
 
 def list_trajectories(store: Store, world: str | None, grammar: str | None, task_type: str | None, limit: int) -> None:
@@ -272,9 +270,18 @@ def _mean(value: float, count: int) -> str:
 
 
 def _value(value: JSON) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(_rounded(value), ensure_ascii=False)
+
+
+def _rounded(value: JSON) -> JSON:
+    """Numbers to four digits, at any depth."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, list):
+        return [_rounded(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return value
 
 
 def _link(link: Link) -> str:
@@ -315,5 +322,6 @@ def _grow(tree: Tree, trace: Trace, node: Node) -> None:
 
 def _evidence(trace: Trace, item: Evidence) -> str:
     step = trace.steps[item.trajectory, item.step]
-    quote = f" “{cut(item.quote, 60)}”" if item.quote else ""
+    told = normalise(f"{step.action} {step.result}")
+    quote = f" “{cut(item.quote, 60)}”" if normalise(item.quote) not in told else ""
     return f"[dim]{item.trajectory} step {item.step}{quote}[/dim] {_step(step.action, step.result)}"

@@ -34,7 +34,7 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         store.write([], [link(PROCEDURE.id, PRINCIPLE.id, of, quote="no such words")])
         store.set_status(PRINCIPLE.id, "audited", "direction above zero", round=3)
         store.credit([LedgerEntry(PRINCIPLE.id, "e1", 0.5, retrieved=2, instantiated=1)])
-        store.judge(PRINCIPLE.id, "harm", {"harmful": True, "rate": 0.25})
+        store.judge(PRINCIPLE.id, "harm", {"harmful": True, "rates": [1 / 3, {"p": 1e-9}]})
     return folder
 
 
@@ -84,7 +84,7 @@ def test_show_prints_a_record_with_all_that_is_kept_beside_it(out: Out) -> None:
         "round 3  audited: direction above zero",
         "retrieved 2, instantiated 1, suppressed 0",
         "outcome with 0.500 (1 episodes), without – (0)",
-        "harm: harmful: true; rate: 0.25",
+        'harm: harmful: true; rates: [0.3333, {"p": 1e-09}]',
         "rests on (1 supports)",
         "step 0 “click”",
         "above it (0)",
@@ -105,7 +105,7 @@ def test_trace_walks_both_ways(out: Out) -> None:
     down = out("trace", PRINCIPLE.id)
     order = [down.index(part) for part in (PRINCIPLE.id, PROCEDURE.id, episode(of).id, f"supports {of.id}")]
     assert order == sorted(order)
-    assert "step 1 “enter door” > enter Door" in down
+    assert f"{of.id} step 1 > enter Door The door is OPEN now." in down
     up = out("trace", of.id, "--step", "1")
     order = [up.index(part) for part in (of.id, "step 1: > enter Door", episode(of).id, PROCEDURE.id, PRINCIPLE.id)]
     assert order == sorted(order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,12 @@ def test_what_a_user_names(tmp_path: Path) -> None:
     assert schema.memory_url(tmp_path) == f"sqlite:///{tmp_path}/memory.db"
     assert schema.memory_url(tmp_path / "x.db") == f"sqlite:///{tmp_path}/x.db"
     assert schema.memory_url("postgresql://u@h/d") == "postgresql://u@h/d"
+
+
+def test_every_file_of_the_package_is_declared() -> None:
+    """What lies in a folder below is no module, and goes into a wheel only by name."""
+    root = FOLDER.parents[1]
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["memory"]
+    found = {path for path in FOLDER.parent.rglob("*/*") if path.is_file() and "__pycache__" not in path.parts}
+    assert found == {path for pattern in declared for path in FOLDER.parent.glob(pattern)}
+    assert FOLDER / "env.py" in found
