@@ -22,7 +22,7 @@ from memory.records import EpisodeItem, Evidence, PrincipleItem, ProcedureItem, 
 _PROMPTS = Path(__file__).with_name("prompts")
 _VERSION = re.compile(r"<!-- version: (\d+) -->\n")
 
-_ANSWER_CHARACTERS = 200
+_ANSWER_CHARACTERS = 300
 """Of a world's answer in the list of an attempt's actions."""
 _ACTIONS = 60
 """Actions of an attempt that are listed in the later stages, the same one in a row counted once."""
@@ -258,7 +258,8 @@ def attempt_material(alias: str, attempt: Attempt) -> str:
     for group in groups:
         first = group[0]
         again = f" (the same again up to step {group[-1].index})" if len(group) > 1 else ""
-        rows.append(f"  {first.index}: {first.action} -> {cut(first.result, _ANSWER_CHARACTERS)}{again}")
+        mark = "(refused) " if first.valid is False else ""
+        rows.append(f"  {first.index}: {first.action} -> {mark}{cut(first.result, _ANSWER_CHARACTERS)}{again}")
     if len(rows) > _ACTIONS:
         half = _ACTIONS // 2
         rows = [*rows[:half], f"  … {len(rows) - 2 * half} left out …", *rows[-half:]]

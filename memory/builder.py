@@ -70,6 +70,8 @@ A = TypeVar("A", bound=BaseModel)
 
 _FAULTS_IN_A_ROW = 3
 """After so many requests that failed for good, one after the other, a build stops asking."""
+_FORM_USES = 3
+"""Actions of a form that the world took (or did not say that it refused) before the model is shown the form."""
 _HARM_ATTEMPTS = 6
 """Attempts that a judgement of harm is shown."""
 _PROTECTED = ("audited", "validated")
@@ -95,7 +97,7 @@ class BuildReport:
     operations: Counter[str] = field(default_factory=Counter)
     """Operations carried out, as "procedure add"."""
     judged: Counter[str] = field(default_factory=Counter)
-    """Judgements of harm: harmful, harmless."""
+    """Principles judged harmful or harmless to violate, and those of which the model says that no check is possible."""
     refused: list[Refusal] = field(default_factory=list)
     """Claims, operations and predicates of the model that the memory did not take."""
     faults: list[Refusal] = field(default_factory=list)
@@ -484,20 +486,20 @@ class LanguageModelBuilder:
                 **shared,  # type: ignore[arg-type]
                 task_type=task_type,
                 builder=f"{self._model.name} {instructions('procedures').label}",
-                when=operation.when.strip(),
-                steps=tuple(step.strip() for step in operation.steps if step.strip()),
-                pitfalls=tuple(pitfall.strip() for pitfall in operation.pitfalls if pitfall.strip()),
+                when=_phrase(operation.when),
+                steps=_phrases(operation.steps),
+                pitfalls=_phrases(operation.pitfalls),
             )
         return PrincipleItem(
             **shared,  # type: ignore[arg-type]
             task_type="" if operation.any_task_type else task_type,
             builder=f"{self._model.name} {instructions('principles').label}",
-            condition=operation.condition.strip(),
-            guidance=operation.guidance.strip(),
-            expected_effect=operation.expected_effect.strip(),
-            mechanism=operation.mechanism.strip(),
-            scope=operation.scope.strip(),
-            exceptions=tuple(exception.strip() for exception in operation.exceptions if exception.strip()),
+            condition=_phrase(operation.condition),
+            guidance=_phrase(operation.guidance),
+            expected_effect=_phrase(operation.expected_effect),
+            mechanism=_phrase(operation.mechanism),
+            scope=_phrase(operation.scope),
+            exceptions=_phrases(operation.exceptions),
         )
 
     # ---- harm and predicates
@@ -569,7 +571,9 @@ class LanguageModelBuilder:
             where = f"predicate of {stored.id}"
             before = len(self._report.refused)
             wrong = self._compile_problem(answer)
-            if wrong:
+            if not answer.trigger.strip():
+                self._report.judged["no check possible"] += 1
+            elif wrong:
                 self._refuse(where, wrong)
             else:
                 predicate = Predicate(trigger=answer.trigger, requirement=answer.requirement)
@@ -598,6 +602,8 @@ class LanguageModelBuilder:
         )
 
     def _compile_problem(self, answer: PredicateAnswer) -> str:
+        if not answer.trigger.strip():
+            return ""  # the model says that it cannot be checked
         try:
             compile_predicate(Predicate(trigger=answer.trigger, requirement=answer.requirement))
         except MemoryRecordError as error:
@@ -642,10 +648,14 @@ class LanguageModelBuilder:
         return rows
 
     def _action_forms(self, grammar: str) -> tuple[str, ...]:
-        """The forms that predicates will see, learnt as a guide learns them."""
+        """The forms that predicates will see, learnt as a guide learns them, without those of an agent's slips."""
         if grammar not in self._forms:
             sample = list(islice(self._store.trajectories(grammar=grammar), GRAMMAR_TRAJECTORIES))
-            self._forms[grammar] = fit_grammar(sample).templates
+            learnt = fit_grammar(sample)
+            taken: Counter[str] = Counter()
+            for trajectory in sample:
+                taken.update(learnt.parse(s.action)[0] for s in trajectory.steps if s.action and s.valid is not False)
+            self._forms[grammar] = tuple(form for form in learnt.templates if taken[form] >= _FORM_USES)
         return self._forms[grammar]
 
     def _ask(self, questions: Sequence[_Question[A]]) -> Iterator[A | None]:
@@ -769,6 +779,15 @@ class _StoredEpisode:
     @property
     def id(self) -> str:
         return self.item.id
+
+
+def _phrase(text: str) -> str:
+    """Without white space around it and a final full stop: records are joined into sentences."""
+    return text.strip().removesuffix(".")
+
+
+def _phrases(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_phrase(text) for text in texts if text.strip())
 
 
 def _where(stage: str, group: Group) -> str:
