@@ -73,7 +73,7 @@ async def run(args: argparse.Namespace) -> list[dict[str, Any]]:
                 jobs = [Job(f"{phase}/{i:04d}", phase, task, 0) for i, task in enumerate(tasks)]
                 mode = "none" if number == 1 else "full"
                 collected = await play(args, pool, store, host, jobs, mode)
-                learnt = learn(store, host, collected, number)
+                learnt = learn(args, store, host, collected, number)
                 arms = {}
                 for arm in ARMS:
                     phase = f"eval-{number}-{arm}"
@@ -126,33 +126,32 @@ async def play(args: argparse.Namespace, pool: Any, store: Any, host: Any, jobs:
     return episodes
 
 
-def learn(store: Any, host: Any, episodes: list[Any], number: int) -> dict[str, Any]:
+def learn(args: argparse.Namespace, store: Any, host: Any, episodes: list[Any], number: int) -> dict[str, Any]:
     """Build from all that was collected, and let the audit decide what may block."""
     from memory.audit import audit
-    from memory.offline import build
+    from memory.builder_settings import BuilderSettings
+    from memory.distil import distil
+    from memory.embedding import make_embedder
+    from memory.guide import GRAMMAR_TRAJECTORIES, learn_words
+    from memory.settings import EmbedderSettings
     from train.ingest import trajectory_of
 
     store.add_trajectories(trajectory_of(episode, "memory-rounds", number) for episode in episodes)
+    embedder = make_embedder(EmbedderSettings(kind=args.embedder), args.out / "vectors.db")
+    distil(store, BuilderSettings(), embedder, args.out / "builder", round=number)
     trajectories = list(store.trajectories())
-    built = build(trajectories, round=number)
-    report = store.write(built.items, built.links)
-    for judgement in built.judgements:
-        store.judge(judgement.item, "harm", judgement.verdict, number)
-    found = {item.id: item for item in built.items if item.level == 3}
-    audits = audit(found, trajectories, built.grammar.parse, host)
-    for id, verdict in audits.items():
+    forms, _ = learn_words(trajectories[:GRAMMAR_TRAJECTORIES])
+    active = {stored.id: stored.item for stored in store.items(3) if stored.status != "retired"}
+    for id, verdict in audit(active, trajectories, forms.parse, host).items():
         store.judge(id, "audit", verdict.record(), number)
         if verdict.decision != "open":
             status = "audited" if verdict.decision == "passed" else "rejected"
             store.set_status(id, status, verdict.reason or "passed the audit", number)
-    for stored in store.items(3):
-        if stored.id not in found and stored.status != "retired":
-            store.set_status(stored.id, "retired", "not found again with more episodes", number)
+    principles = store.items(3)
     return {
         "trajectories": len(trajectories),
-        "rejected": len(report.rejected),
-        "statuses": dict(Counter(item.status for item in store.items(3))),
-        "principles": [[item.status, item.item.text()] for item in store.items(3) if item.status != "retired"],
+        "statuses": dict(Counter(stored.status for stored in principles)),
+        "principles": [[stored.status, stored.item.text()] for stored in principles if stored.status != "retired"],
     }
 
 
