@@ -40,6 +40,7 @@ from sqlalchemy import Connection, Select, func, select
 
 from memory import schema
 from memory.grounding import check_episode, check_link
+from memory.ledger import LedgerEntry, check_entry
 from memory.records import (
     LEVEL_NAMES,
     AnyItem,
@@ -51,15 +52,12 @@ from memory.records import (
     Record,
     Trajectory,
 )
-from memory.store import (
+from memory.rows import (
     Judgement,
-    LedgerEntry,
     Rejection,
     StatusChange,
-    Store,
     add_judgement,
     change_status,
-    check_entry,
     check_status,
     check_trajectory,
     credit_entries,
@@ -78,6 +76,7 @@ from memory.store import (
     reject,
     unpack_json,
 )
+from memory.store import Store
 
 FORMAT = "saga-memory"
 VERSION = 1

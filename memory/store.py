@@ -6,147 +6,70 @@ change, and keep their history.
 
 from __future__ import annotations
 
-import json
-import math
-import re
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from functools import cached_property, lru_cache
-from hashlib import sha256
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
 
-from pydantic import JsonValue
-from sqlalchemy import Connection, Row, Select, Table, case, func, insert, select, update
+from sqlalchemy import Connection, Table, case, func, select
 
 from memory import schema
 from memory.grounding import check_episode, check_link
-from memory.records import (
-    ITEM_TYPES,
-    LEVEL_NAMES,
-    AnyItem,
-    EpisodeItem,
-    Link,
-    MemoryRecordError,
-    Status,
-    Trajectory,
+from memory.ledger import Ledger, LedgerEntry, check_entry
+from memory.records import ITEM_TYPES, LEVEL_NAMES, AnyItem, EpisodeItem, Link, MemoryRecordError, Status, Trajectory
+from memory.rows import (
+    CHUNK,
+    JSON,
+    Judgement,
+    JudgementKind,
+    Rejection,
+    Snapshot,
+    StatusChange,
+    Stored,
+    add_judgement,
+    change_status,
+    check_status,
+    check_trajectory,
+    chunks,
+    credit_entries,
+    find_trajectory,
+    insert_item,
+    insert_link,
+    insert_trajectories,
+    keep_snapshot,
+    known_status,
+    missing,
+    now,
+    present,
+    read_entry,
+    read_judgement,
+    read_rejection,
+    reject,
+    storable,
+    stored,
+    unpack_trajectory,
+    where_in,
 )
 
-JSON: TypeAlias = JsonValue
+__all__ = [
+    "JSON",
+    "Judgement",
+    "JudgementKind",
+    "Ledger",
+    "LedgerEntry",
+    "Rejection",
+    "Relation",
+    "Snapshot",
+    "Stats",
+    "StatusChange",
+    "Store",
+    "Stored",
+    "TrajectoryCount",
+    "WriteReport",
+]
+
 Relation = Literal["supports", "contradicts"]
-JudgementKind = Literal["audit", "validation", "harm"]
-
-_CHUNK = 500
-"""Rows a statement takes or gives: bounds memory, and the number of parameters."""
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class LedgerEntry:
-    """What one episode did with one item. ``episode``: a name unique over runs, as a trajectory's ``source``.
-
-    ``outcome``: the episode's score in [0, 1]; None: unknown (a fault). ``retrieved`` to ``violated`` are counts.
-    """
-
-    item: str
-    episode: str
-    outcome: float | None
-    retrieved: int = 0
-    instantiated: int = 0
-    suppressed: int = 0
-    followed: int = 0
-    violated: int = 0
-
-
-_COUNTS = ("retrieved", "instantiated", "suppressed", "followed", "violated")
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """The utility of an item: sums over its entries.
-
-    ``with``: episodes in which it was instantiated (shown); ``without``: those of its entries in which it was not
-    (suppressed, or run without memory on the same world and task type). Only episodes of known outcome count there.
-    ``outcome_*``: their mean outcome, 0.0 where there are none.
-    """
-
-    retrieved: int = 0
-    instantiated: int = 0
-    suppressed: int = 0
-    followed: int = 0
-    violated: int = 0
-    episodes_with: int = 0
-    outcome_with: float = 0.0
-    episodes_without: int = 0
-    outcome_without: float = 0.0
-
-
-@dataclass(frozen=True)
-class Stored:
-    """An item with what the store keeps beside it. ``reason``: why it has its status."""
-
-    item: AnyItem
-    status: Status
-    reason: str
-    ledger: Ledger
-
-    @cached_property
-    def id(self) -> str:
-        return self.item.id
-
-
-@dataclass(frozen=True)
-class StatusChange:
-    status: Status
-    reason: str
-    round: int
-    time: str
-    """ISO 8601, UTC."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    item: str
-    kind: JudgementKind
-    verdict: dict[str, JSON]
-    round: int
-    time: str
-    """ISO 8601, UTC."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """``trajectories``, ``links``, ``changes``: the last row of each table that it covers."""
-
-    id: str
-    label: str
-    time: str
-    trajectories: int
-    links: int
-    changes: int
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """A write that was refused.
-
-    ``kind``: link, episode, procedure or principle; ``times``: how often, for this reason; ``time``: of the first.
-    """
-
-    id: str
-    kind: str
-    reason: str
-    record: dict[str, JSON]
-    times: int
-    time: str
-
-    @property
-    def field(self) -> str:
-        """The field at fault, without its position: ``evidence.quote``."""
-        return re.sub(r"\[\d+\]", "", self.reason.partition(":")[0])
 
 
 @dataclass(frozen=True)
@@ -224,7 +147,7 @@ class Store:
             MemoryRecordError: a record that memory cannot take (see :func:`check_trajectory`).
         """
         added = 0
-        for batch in _chunks(trajectories):
+        for batch in chunks(trajectories):
             new = {record.id: record for record in batch}
             for record in new.values():
                 check_trajectory(record)
@@ -237,7 +160,7 @@ class Store:
         with self.engine.connect() as connection:
             found = find_trajectory(connection, id)
         if found is None:
-            raise _missing("trajectory", id)
+            raise missing("trajectory", id)
         return found
 
     def trajectories(
@@ -250,7 +173,7 @@ class Store:
     ) -> Iterator[Trajectory]:
         """In insertion order; ``since_round``: of that round or later. What is added meanwhile comes too."""
         of = schema.trajectories.c
-        query = select(of.seq, of.record).order_by(of.seq).limit(_CHUNK)
+        query = select(of.seq, of.record).order_by(of.seq).limit(CHUNK)
         for column, value in ((of.world, world), (of.grammar, grammar), (of.task_type, task_type)):
             if value is not None:
                 query = query.where(column == value)
@@ -262,7 +185,7 @@ class Store:
                 rows = connection.execute(query.where(of.seq > last)).all()
             for row in rows:
                 yield unpack_trajectory(row.record)
-            if len(rows) < _CHUNK:
+            if len(rows) < CHUNK:
                 return
             last = rows[-1].seq
 
@@ -284,8 +207,8 @@ class Store:
         with self.engine.connect() as connection:
             row = connection.execute(select(schema.items).where(schema.items.c.id == id)).first()
         if row is None:
-            raise _missing("item", id)
-        return _stored(row)
+            raise missing("item", id)
+        return stored(row)
 
     def items(
         self,
@@ -301,7 +224,7 @@ class Store:
             raise MemoryRecordError(f"level: {level!r}; give 1 (episodes), 2 (procedures) or 3 (principles)")
         query = select(schema.items).where(schema.items.c.level == level).order_by(schema.items.c.seq)
         if statuses is not None:
-            query = query.where(schema.items.c.status.in_([_known_status(status) for status in statuses]))
+            query = query.where(schema.items.c.status.in_([known_status(status) for status in statuses]))
         if world is not None:
             query = query.where(schema.items.c.world == world)
         if grammar is not None:
@@ -309,7 +232,7 @@ class Store:
         if task_type is not None:
             query = query.where(schema.items.c.task_type.in_(["", task_type]))
         with self.engine.connect() as connection:
-            return [_stored(row) for row in connection.execute(query)]
+            return [stored(row) for row in connection.execute(query)]
 
     def set_status(self, id: str, status: Status, reason: str, round: int = 0) -> None:
         """Change an item's status and keep the change in its history.
@@ -320,7 +243,7 @@ class Store:
         with schema.writing(self.engine) as connection:
             level = connection.execute(select(schema.items.c.level).where(schema.items.c.id == id)).scalar()
             if level is None:
-                raise _missing("item", id)
+                raise missing("item", id)
             check_status(level, status, id)
             change_status(connection, id, StatusChange(status, reason, round, now()))
 
@@ -359,7 +282,7 @@ class Store:
         counts: dict[str, dict[Relation, int]] = {upper: {} for upper in uppers}
         with self.engine.connect() as connection:
             query = select(of.upper, of.relation, func.count().label("links")).group_by(of.upper, of.relation)
-            for row in _where_in(connection, query, of.upper, list(counts)):
+            for row in where_in(connection, query, of.upper, list(counts)):
                 counts[row.upper][row.relation] = row.links
         return counts
 
@@ -382,9 +305,9 @@ class Store:
             return {
                 **{
                     row.id: unpack_trajectory(row.record)
-                    for row in _where_in(connection, low, schema.trajectories.c.id, wanted)
+                    for row in where_in(connection, low, schema.trajectories.c.id, wanted)
                 },
-                **{row.id: _stored(row) for row in _where_in(connection, high, schema.items.c.id, wanted)},
+                **{row.id: stored(row) for row in where_in(connection, high, schema.items.c.id, wanted)},
             }
 
     # ---- utility ledger and judgements
@@ -420,7 +343,7 @@ class Store:
         judgement = Judgement(id, kind, verdict, round, now())
         with schema.writing(self.engine) as connection:
             if connection.execute(select(schema.items.c.id).where(schema.items.c.id == id)).first() is None:
-                raise _missing("item", id)
+                raise missing("item", id)
             add_judgement(connection, judgement)
 
     def judgements(self, id: str, kind: JudgementKind | None = None) -> list[Judgement]:
@@ -437,7 +360,7 @@ class Store:
         """Name the present content: ``s-`` and 16 hex digits of the SHA-256 over the sorted ids of trajectories and
         links and the sorted (id, status) of items. Equal contents have equal names, in any store."""
         with schema.writing(self.engine) as connection:
-            found = present(connection, _storable(label))
+            found = present(connection, storable(label))
             keep_snapshot(connection, found)
         return found.id
 
@@ -523,341 +446,6 @@ class Store:
         return Stats(counted, levels, links, rejected, credits, kinds, snapshots)
 
 
-# ---- checks of single values
-
-
-def check_trajectory(record: Trajectory) -> None:
-    """Raises: MemoryRecordError: step numbers that do not rise, a number that is not finite, a NUL in a name."""
-    for name in ("source", "world", "grammar", "task", "task_type"):
-        _plain(name, getattr(record, name))
-    if not math.isfinite(record.score):
-        raise MemoryRecordError(f"score: {record.score} ({record.source}); give a finite number")
-    last = -1
-    for number, step in enumerate(record.steps):
-        if step.index <= last:
-            raise MemoryRecordError(
-                f"steps[{number}].index: {step.index} after {last} ({record.source}); number steps from 0 upwards"
-            )
-        if not math.isfinite(step.reward):
-            raise MemoryRecordError(f"steps[{number}].reward: {step.reward} ({record.source}); give a finite number")
-        last = step.index
-
-
-def check_status(level: int, status: str, id: str) -> None:
-    """Raises: MemoryRecordError: a status that there is not, or not at this level."""
-    _known_status(status)
-    if level < 3 and status not in ("candidate", "retired"):
-        raise MemoryRecordError(
-            f"status: {status!r} of {LEVEL_NAMES[level]} {id}; only principles are judged: give candidate or retired"
-        )
-
-
-def check_entry(entry: LedgerEntry) -> None:
-    """Raises: MemoryRecordError: an outcome outside [0, 1] or a negative count."""
-    _plain("episode", entry.episode)
-    if entry.outcome is not None and not 0 <= entry.outcome <= 1:
-        raise MemoryRecordError(f"outcome: {entry.outcome} of episode {entry.episode}; give a score in [0, 1] or None")
-    for name in _COUNTS:
-        if getattr(entry, name) < 0:
-            raise MemoryRecordError(f"{name}: {getattr(entry, name)} of episode {entry.episode}; give a count")
-
-
-def _known_status(status: str) -> str:
-    if status not in get_args(Status):
-        raise MemoryRecordError(f"status: {status!r}; name one of {', '.join(get_args(Status))}")
-    return status
-
-
-def _plain(name: str, text: str) -> str:
-    if "\0" in text:  # PostgreSQL has no such text
-        raise MemoryRecordError(f"{name}: {text[:80]!r} holds a NUL character; remove it")
-    return text
-
-
-def _storable(text: str) -> str:
-    """Free text, which a model may have written, without what a database cannot hold (NUL, lone surrogates)."""
-    return _encodable(text.replace("\0", "\ufffd"))
-
-
-def _encodable(text: str) -> str:
-    return text.encode(errors="replace").decode()
-
-
-def _missing(what: str, id: str) -> MemoryRecordError:
-    return MemoryRecordError(f"{what}: {id!r} is not in the memory; `saga memory list` names what is")
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-# ---- the ledger's arithmetic
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums of ledger entries, from which the means of a :class:`Ledger` come."""
-
-    retrieved: int = 0
-    instantiated: int = 0
-    suppressed: int = 0
-    followed: int = 0
-    violated: int = 0
-    episodes_with: int = 0
-    sum_with: float = 0.0
-    episodes_without: int = 0
-    sum_without: float = 0.0
-
-    def ledger(self) -> Ledger:
-        return Ledger(
-            retrieved=self.retrieved,
-            instantiated=self.instantiated,
-            suppressed=self.suppressed,
-            followed=self.followed,
-            violated=self.violated,
-            episodes_with=self.episodes_with,
-            outcome_with=self.sum_with / max(self.episodes_with, 1),
-            episodes_without=self.episodes_without,
-            outcome_without=self.sum_without / max(self.episodes_without, 1),
-        )
-
-
-_TOTALS = tuple(Totals.__dataclass_fields__)
-
-
-def add_entry(totals: Totals, entry: LedgerEntry) -> Totals:
-    """``totals`` with one more entry."""
-    counts = {name: getattr(totals, name) + getattr(entry, name) for name in _COUNTS}
-    if entry.outcome is None:
-        return replace(totals, **counts)
-    if entry.instantiated:
-        counts |= {"episodes_with": totals.episodes_with + 1, "sum_with": totals.sum_with + entry.outcome}
-    else:
-        counts |= {"episodes_without": totals.episodes_without + 1, "sum_without": totals.sum_without + entry.outcome}
-    return replace(totals, **counts)
-
-
-# ---- rows
-
-
-def unpack_json(data: bytes) -> str:
-    return zlib.decompress(data).decode()
-
-
-def unpack_trajectory(data: bytes) -> Trajectory:
-    return Trajectory.model_validate_json(zlib.decompress(data))
-
-
-def insert_trajectories(connection: Connection, records: dict[str, Trajectory]) -> int:
-    """Insert those, by id, that are new, and return their number.
-
-    The steps are kept in the record, compressed: a third of a table's size, and still read in a fraction of a
-    millisecond, for a trajectory is read as a whole.
-    """
-    known = _known_ids(connection, schema.trajectories, list(records))
-    rows = [
-        {
-            "id": id,
-            **{name: getattr(record, name) for name in ("world", "grammar", "task", "task_type", "round", "status")},
-            "success": record.success,
-            "score": record.score,
-            "length": len(record.steps),
-            "record": zlib.compress(record.model_dump_json().encode(), 6),
-        }
-        for id, record in records.items()
-        if id not in known
-    ]
-    if rows:
-        connection.execute(insert(schema.trajectories), rows)
-    return len(rows)
-
-
-def find_trajectory(connection: Connection, id: str) -> Trajectory | None:
-    data = connection.execute(select(schema.trajectories.c.record).where(schema.trajectories.c.id == id)).scalar()
-    return None if data is None else unpack_trajectory(data)
-
-
-def find_item(connection: Connection, id: str) -> AnyItem | None:
-    of = schema.items.c
-    row = connection.execute(select(of.level, of.record).where(of.id == id)).first()
-    return None if row is None else ITEM_TYPES[row.level].model_validate_json(row.record)
-
-
-def is_linked(connection: Connection, id: str) -> bool:
-    return connection.execute(select(schema.links.c.seq).where(schema.links.c.id == id)).first() is not None
-
-
-def _stored(row: Row[Any]) -> Stored:
-    totals = Totals(*(row._mapping[name] for name in _TOTALS))
-    return Stored(ITEM_TYPES[row.level].model_validate_json(row.record), row.status, row.reason, totals.ledger())
-
-
-def read_entry(row: Row[Any]) -> LedgerEntry:
-    return LedgerEntry(row.item, row.episode, row.outcome, *(row._mapping[name] for name in _COUNTS))
-
-
-def insert_item(connection: Connection, id: str, item: AnyItem, change: StatusChange) -> None:
-    row = {
-        "id": id,
-        "level": item.level,
-        **{name: _plain(name, getattr(item, name)) for name in ("world", "grammar", "task_type")},
-        "record": item.model_dump_json(),
-        "status": change.status,
-        "reason": _storable(change.reason),
-        **Totals().__dict__,
-    }
-    connection.execute(insert(schema.items), row)
-    connection.execute(insert(schema.changes), {"item": id, **_row(change)})
-
-
-def _row(record: StatusChange | Judgement | Snapshot | Rejection) -> dict[str, Any]:
-    return {name: _storable(value) if isinstance(value, str) else value for name, value in record.__dict__.items()}
-
-
-def change_status(connection: Connection, id: str, change: StatusChange) -> None:
-    connection.execute(insert(schema.changes), {"item": id, **_row(change)})
-    connection.execute(
-        update(schema.items)
-        .where(schema.items.c.id == id)
-        .values(status=change.status, reason=_storable(change.reason))
-    )
-
-
-def insert_link(connection: Connection, id: str, link: Link) -> None:
-    row = {"id": id, "lower": link.lower, "upper": link.upper, "relation": link.relation}
-    connection.execute(insert(schema.links), {**row, "record": link.model_dump_json()})
-    cited = sorted({(item.trajectory, item.step) for item in link.evidence})
-    connection.execute(insert(schema.evidence), [{"trajectory": id_, "step": step, "link": id} for id_, step in cited])
-
-
-def credit_entries(connection: Connection, entries: Sequence[LedgerEntry]) -> None:
-    """Add entries, or put them in the place of earlier ones, and bring the items' totals up to date.
-
-    Totals are always the entries added up in the order of their rows, so that they do not depend on how the entries
-    came in, down to the last bit.
-    """
-    newest = {(entry.item, entry.episode): entry for entry in entries}
-    episodes: dict[str, list[str]] = {}
-    for item, episode in newest:
-        episodes.setdefault(item, []).append(episode)
-    totals = {item: _totals(connection, item) for item in episodes}
-    of = schema.credits.c
-    changed: set[str] = set()
-    for item in episodes:
-        mine = select(schema.credits).where(of.item == item)
-        for row in list(_where_in(connection, mine, of.episode, episodes[item])):
-            entry = newest.pop((item, row.episode))
-            if entry != read_entry(row):
-                connection.execute(update(schema.credits).where(of.seq == row.seq).values(**entry.__dict__))
-                changed.add(item)
-    if newest:
-        connection.execute(insert(schema.credits), [entry.__dict__ for entry in newest.values()])
-    for entry in newest.values():
-        totals[entry.item] = add_entry(totals[entry.item], entry)
-    for item in changed:
-        totals[item] = Totals()
-        for row in connection.execute(select(schema.credits).where(of.item == item).order_by(of.seq)):
-            totals[item] = add_entry(totals[item], read_entry(row))
-    for item, total in totals.items():
-        connection.execute(update(schema.items).where(schema.items.c.id == item).values(**total.__dict__))
-
-
-def _totals(connection: Connection, id: str) -> Totals:
-    columns = [schema.items.c[name] for name in _TOTALS]
-    row = connection.execute(select(*columns).where(schema.items.c.id == id)).first()
-    if row is None:
-        raise _missing("item", id)
-    return Totals(*row)
-
-
-def add_judgement(connection: Connection, judgement: Judgement) -> None:
-    if judgement.kind not in get_args(JudgementKind):
-        raise MemoryRecordError(f"kind: {judgement.kind!r}; name one of {', '.join(get_args(JudgementKind))}")
-    try:
-        verdict = _encodable(json.dumps(judgement.verdict, allow_nan=False, ensure_ascii=False))
-    except (TypeError, ValueError) as error:
-        raise MemoryRecordError(f"verdict: {error}; give plain JSON values") from None
-    connection.execute(insert(schema.judgements), {**_row(judgement), "verdict": verdict})
-
-
-def present(connection: Connection, label: str = "") -> Snapshot:
-    """The present content as a snapshot that is not kept yet."""
-    marks = [
-        connection.execute(select(func.coalesce(func.max(table.c.seq), 0))).scalar_one()
-        for table in (schema.trajectories, schema.links, schema.changes)
-    ]
-    last = connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq.desc()).limit(1)).first()
-    if last is not None and marks == [last.trajectories, last.links, last.changes]:
-        id = str(last.id)  # nothing was written since
-    else:
-        id = _content_hash(connection)
-    return Snapshot(id, label, now(), *marks)
-
-
-def keep_snapshot(connection: Connection, snapshot: Snapshot) -> None:
-    """One row for each id and label."""
-    of = schema.snapshots.c
-    same = select(of.seq).where(of.id == snapshot.id, of.label == snapshot.label)
-    if connection.execute(same).first() is None:
-        connection.execute(insert(schema.snapshots), _row(snapshot))
-
-
-def reject(connection: Connection, rejection: Rejection) -> None:
-    """Keep a refused write, or add to the count of the same one."""
-    of = schema.rejections.c
-    if is_rejected(connection, rejection):
-        again = update(schema.rejections).where(of.id == rejection.id, of.reason == rejection.reason)
-        connection.execute(again.values(times=of.times + rejection.times))
-    else:
-        connection.execute(insert(schema.rejections), {**_row(rejection), "record": json.dumps(rejection.record)})
-
-
-def is_rejected(connection: Connection, rejection: Rejection) -> bool:
-    of = schema.rejections.c
-    same = select(of.seq).where(of.id == rejection.id, of.reason == rejection.reason)
-    return connection.execute(same).first() is not None
-
-
-def read_judgement(row: Row[Any]) -> Judgement:
-    return Judgement(row.item, row.kind, json.loads(row.verdict), row.round, row.time)
-
-
-def read_rejection(row: Row[Any]) -> Rejection:
-    return Rejection(row.id, row.kind, row.reason, json.loads(row.record), row.times, row.time)
-
-
-def _where_in(connection: Connection, query: Select[Any], column: Any, values: Sequence[str]) -> Iterator[Row[Any]]:
-    for batch in _chunks(values):
-        yield from connection.execute(query.where(column.in_(batch)))
-
-
-def _known_ids(connection: Connection, table: Table, ids: Sequence[str]) -> set[str]:
-    return {row.id for row in _where_in(connection, select(table.c.id), table.c.id, ids)}
-
-
-def _chunks(values: Iterable[_T]) -> Iterator[list[_T]]:
-    batch: list[_T] = []
-    for value in values:
-        batch.append(value)
-        if len(batch) == _CHUNK:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _content_hash(connection: Connection) -> str:
-    digest = sha256()
-    for query in (
-        select(schema.trajectories.c.id),
-        select(schema.links.c.id),
-        select(schema.items.c.id, schema.items.c.status),
-    ):
-        for line in sorted(" ".join(row) for row in connection.execute(query)):
-            digest.update(line.encode() + b"\n")
-    return f"s-{digest.hexdigest()[:16]}"
-
-
 class _Write:
     """One call of :meth:`Store.write`: what is known, what was accepted so far."""
 
@@ -870,11 +458,11 @@ class _Write:
     def run(self, new: dict[str, AnyItem], proposed: dict[str, Link]) -> None:
         ends = {end for link in proposed.values() for end in (link.lower, link.upper)}
         query = select(schema.items.c.id, schema.items.c.level, schema.items.c.record)
-        for row in _where_in(self.connection, query, schema.items.c.id, sorted(ends | new.keys())):
+        for row in where_in(self.connection, query, schema.items.c.id, sorted(ends | new.keys())):
             self.known[row.id] = ITEM_TYPES[row.level].model_validate_json(row.record)
         self.report.known = [id for id in new if id in self.known]
         old = {
-            row.id for row in _where_in(self.connection, select(schema.links.c.id), schema.links.c.id, list(proposed))
+            row.id for row in where_in(self.connection, select(schema.links.c.id), schema.links.c.id, list(proposed))
         }
         unknown = {id: item for id, item in new.items() if id not in self.known}
 
