@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from memory.expressions import MAX_SOURCE
 from memory.grounding import check_evidence
 from memory.language_model import Message
 from memory.records import EpisodeItem, Evidence, PrincipleItem, ProcedureItem, TraceStep, Trajectory
@@ -56,26 +57,32 @@ def instructions(name: str) -> Instructions:
 # ---- answers
 
 
+# Lengths keep a small model, which loops, from filling its answer with one text; no sensible answer comes near them.
+Short = Annotated[str, Field(max_length=300)]
+Sentence = Annotated[str, Field(max_length=600)]
+Source = Annotated[str, Field(max_length=MAX_SOURCE)]
+
+
 class _Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
 class Claim(_Answer):
     step: int
-    what: str
-    quote: str
+    what: Sentence
+    quote: Short
 
 
 class EpisodeAnswer(_Answer):
-    goal: str
+    goal: Sentence
     key_steps: Annotated[list[Claim], Field(max_length=8)]
     obstacles: Annotated[list[Claim], Field(max_length=4)]
 
 
 class Citation(_Answer):
-    episode: str
+    episode: Short
     step: int
-    quote: str
+    quote: Short
 
 
 OperationName = Literal["add", "merge", "refine", "contradict", "retire"]
@@ -84,15 +91,15 @@ OperationName = Literal["add", "merge", "refine", "contradict", "retire"]
 class Operation(_Answer):
     """What the two kinds of operations share; :attr:`is_text` says whether it brings a new text."""
 
-    reason: str
+    reason: Sentence
     operation: OperationName
-    targets: Annotated[list[str], Field(max_length=8)]
+    targets: Annotated[list[Short], Field(max_length=8)]
 
 
 class ProcedureOperation(Operation):
-    when: str
-    steps: Annotated[list[str], Field(max_length=12)]
-    pitfalls: Annotated[list[str], Field(max_length=6)]
+    when: Sentence
+    steps: Annotated[list[Short], Field(max_length=12)]
+    pitfalls: Annotated[list[Sentence], Field(max_length=6)]
     evidence: Annotated[list[Citation], Field(max_length=12)]
 
     @property
@@ -101,13 +108,13 @@ class ProcedureOperation(Operation):
 
 
 class PrincipleOperation(Operation):
-    procedures: Annotated[list[str], Field(max_length=8)]
-    condition: str
-    guidance: str
-    expected_effect: str
-    mechanism: str
-    scope: str
-    exceptions: Annotated[list[str], Field(max_length=4)]
+    procedures: Annotated[list[Short], Field(max_length=8)]
+    condition: Sentence
+    guidance: Sentence
+    expected_effect: Sentence
+    mechanism: Sentence
+    scope: Sentence
+    exceptions: Annotated[list[Sentence], Field(max_length=4)]
     any_task_type: bool
     evidence: Annotated[list[Citation], Field(max_length=12)]
 
@@ -125,15 +132,15 @@ class PrincipleAnswer(_Answer):
 
 
 class HarmAnswer(_Answer):
-    why: str
+    why: Sentence
     evidence: Annotated[list[Citation], Field(max_length=6)]
     harmful: bool
 
 
 class PredicateAnswer(_Answer):
-    reason: str
-    trigger: str
-    requirement: str
+    reason: Sentence
+    trigger: Source
+    requirement: Source
 
 
 # ---- what evidence is worth

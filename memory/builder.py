@@ -108,6 +108,8 @@ class BuildReport:
     """Trajectories without any action, of which nothing can be told."""
     stopped: str = ""
     """Why the build stopped asking before it was done; "": it did not."""
+    failed: bool = False
+    """Whether it stopped because the server gave no answers (and not because a limit was reached)."""
     spend: dict[str, Any] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
@@ -158,7 +160,7 @@ class LanguageModelBuilder:
 
     Args:
         folder: of the journal ``build.jsonl``: one line for each answer that was used, with what it was shown and what
-            became of it. A build goes by it on what is new.
+            became of it, and one for each build with what it paid. A build goes by it on what is new.
         tell: takes a line on the progress now and then.
     """
 
@@ -199,6 +201,8 @@ class LanguageModelBuilder:
             self._judge_harm()
             self._propose_predicates()
         self._report.spend = self._model.spend.as_dict()
+        if self._report.spend["calls"]:
+            self._append({"stage": "build", "round": round, "shown": [], "spend": self._report.spend})
         return self._report
 
     # ---- episodes
@@ -682,6 +686,7 @@ class LanguageModelBuilder:
             self._report.faults.append(Refusal(question.where, str(fault)))
             self._failures += 1
             if self._failures >= _FAULTS_IN_A_ROW:
+                self._report.failed = True
                 self._report.stopped = f"{self._failures} requests failed one after the other, last with: {fault}"
             return None
         self._failures = 0
@@ -745,10 +750,13 @@ class LanguageModelBuilder:
             "answer": answer.model_dump(mode="json"),
             "refused": [f"{item.where}: {item.reason}" for item in refused],
         }
+        self._append(line)
+        self._shown[stage].update(ids)
+
+    def _append(self, line: dict[str, Any]) -> None:
         self._journal.parent.mkdir(parents=True, exist_ok=True)
         with self._journal.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._shown[stage].update(ids)
 
     def _attempt(self, episode: EpisodeItem) -> Attempt:
         return Attempt(episode, self._store.trajectory(episode.trajectory))

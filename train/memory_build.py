@@ -11,6 +11,7 @@ import typer
 from pydantic import ValidationError
 
 from envs.cache import cache_folder
+from memory.builder import BuildReport
 from memory.builder_settings import BuilderSettings
 from memory.distil import distil
 from memory.embedding import EmbeddingFault, make_embedder
@@ -84,7 +85,7 @@ def build(store: Store, folder: Path, config: Path | None, overrides: Sequence[s
 
     Raises:
         ConfigError: settings that are wrong. MemoryRecordError: see :func:`memory.distil.distil`.
-        ModelFault: no embedding.
+        ModelFault: no embedding, or a language model that did not answer (what was built until then is kept).
     """
     settings = build_config(config, overrides, builder)
     try:
@@ -94,6 +95,8 @@ def build(store: Store, folder: Path, config: Path | None, overrides: Sequence[s
         raise ModelFault(str(fault)) from None
     for line in report.lines():
         typer.echo(plain(line))
+    if isinstance(report.built, BuildReport) and report.built.failed:
+        raise ModelFault(report.built.stopped)
 
 
 def build_config(config: Path | None, overrides: Sequence[str], builder: str) -> BuildConfig:

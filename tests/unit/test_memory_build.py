@@ -84,6 +84,20 @@ def test_build_by_a_model_and_without(files: Path, monkeypatch: pytest.MonkeyPat
     assert len(list((files / "built" / "calls").glob("*.json"))) == 5
 
 
+def test_a_server_that_refuses_is_an_error_after_the_report(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(files)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    saga("ingest", "old.jsonl", "--world", "rooms", "--grammar", "g")
+    with ScriptedServer(lambda _: Reply("bad key sk-secret", status=401)) as server:
+        code, said = saga(
+            "build", "--builder", "model", f"model.url={server.url}", "model.model=m", "embedder.kind=hashing"
+        )
+    assert code == 1
+    assert "trajectories waiting: 3" in said
+    assert "HTTP 401: bad key ***; is OPENAI_API_KEY set?" in said
+    assert "secret" not in said
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

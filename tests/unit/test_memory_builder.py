@@ -370,6 +370,7 @@ def test_limits_leave_the_rest_for_the_next_build(bench: Bench) -> None:
     report = bench.build(able, 1, model={"max_calls": 2, "concurrency": 1})
     assert (report.written["episode"], report.waiting) == (2, 3)
     assert "max_calls" in report.stopped
+    assert not report.failed
     report = bench.build(able, 2)
     assert (report.written["episode"], report.waiting, report.stopped) == (3, 0, "")
     (procedure,) = bench.store.items(2)
@@ -380,6 +381,7 @@ def test_a_dead_server_stops_the_build_soon(bench: Bench) -> None:
     report = bench.build(lambda _: Reply("down", status=500), model={"concurrency": 1})
     assert report.stopped.startswith("3 requests failed one after the other")
     assert len(bench.requests) == 3 * 2
+    assert report.failed
     assert report.waiting == 8
     assert bench.build(able, 1).written["episode"] == 8
 
@@ -393,7 +395,8 @@ def test_a_build_goes_on_after_a_kill_and_names_a_damaged_journal(bench: Bench) 
     bench.build(able)
     journal = bench.folder / "build.jsonl"
     lines = journal.read_text().splitlines()
-    assert [json.loads(line)["stage"] for line in lines] == ["procedures", "principles", "predicate"]
+    assert [json.loads(line)["stage"] for line in lines] == ["procedures", "principles", "predicate", "build"]
+    assert json.loads(lines[-1])["spend"]["calls"] == 12
     journal.write_text("\n".join([*lines[:1], lines[1][:20]]))  # killed while it wrote the second line
     report = bench.build(able, 1)
     assert bench.asked() == {"principles": 1}  # it now sees the principle that it wrote
