@@ -24,6 +24,8 @@ Lifted = tuple[tuple[str, Names], ...]
 _CONSTANT_SHARE = 0.9
 """A slot that this share of the supporting episodes fill with one name becomes that name; with one kind, that kind."""
 _MAX_STEPS = 30
+_MAX_EPISODES = 300
+"""Successful episodes of a type that are aligned."""
 _MAX_TRIED = 60
 """Candidate sequences per task type: the more frequent and longer ones."""
 
@@ -151,6 +153,7 @@ def align(runs: Sequence[Run], task_type: str, *, min_share: float, min_support:
     ``min_support``: successful episodes that a procedure needs; types with fewer yield none.
     """
     successes = [run for run in runs if run.success and run.trajectory.task_type == task_type and run.events]
+    successes = sorted(successes, key=lambda run: run.id)[:_MAX_EPISODES]  # ids are hashes: as good as random
     slices = [relevant(run.events, run.trajectory.goal)[-_MAX_STEPS:] for run in successes]
     tried = Counter(_patterns(slices))
     candidates = sorted(tried, key=lambda sequence: (-tried[sequence] * len(sequence), sequence_key(sequence)))[

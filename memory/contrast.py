@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from memory.conditions import Condition, Occasions, candidates, exemptions, gather, general_candidates
+from memory.conditions import Condition, candidates, exemptions, general_candidates
 from memory.lifting import Run
+from memory.occasions import Occasions, gather
 from memory.records import Record
 from memory.significance import Table, risk_difference, stratified_test
 
@@ -45,8 +46,12 @@ class ContrastSettings(Record):
     min_effect: float = 0.15
     """Smallest difference between breaking and keeping: in the share refused, or in the share failed."""
     per_form: int = 4
-    """Most rules about one action form, for each of the two kinds."""
+    """Most preconditions of one action form."""
+    deciders: int = 12
+    """Most rules about outcomes."""
     max_repeats: int = 4
+    max_episodes: int = 2000
+    """Most episodes compared, drawn by their ids (hashes: any draw is as good as random)."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ class Rule:
 
     @property
     def complexity(self) -> int:
-        return self.requirement.complexity + sum(4 + exception.complexity for exception in self.exceptions)
+        exceptions = sum(4 + exception.complexity for exception in self.exceptions)
+        return self.requirement.complexity + exceptions + bool(self.task_type)
 
     def broken(self, at: Occasions) -> np.ndarray:
         """Whether each occasion breaks it, whatever its task type; shape (N,)."""
@@ -71,7 +77,7 @@ class Rule:
         return ~kept
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Finding:
     """A rule with what was counted. Tables are (breaking, breaking and bad, keeping, keeping and bad) episodes."""
 
@@ -117,16 +123,22 @@ class _Sample:
     """Taken actions in the successful episodes of the scope."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Pool:
-    """Conditions to try, with their truth at the occasions of a sample, shape (conditions, occasions)."""
+    """What is worth testing on a sample; each truth is an array over its occasions.
+
+    ``plain``: conditions that stop some bad and hardly any good actions. ``mixed``: conditions that stop too many good
+    ones, and ``exempt``: what may be exempted from them. ``tried``: the numbers of all that were looked at, by family.
+    """
 
     plain: list[Condition]
-    plain_kept: np.ndarray
-    mixed: list[int]
-    """Indices of the plain ones that may have exceptions."""
+    plain_broken: list[np.ndarray]
+    mixed: list[Condition]
+    mixed_broken: list[np.ndarray]
     exempt: list[Condition]
     exempt_holds: np.ndarray
+    """Shape (exempt, occasions)."""
+    tried: Counter[str] = field(default_factory=Counter)
 
 
 class Search:
@@ -137,7 +149,7 @@ class Search:
     """
 
     def __init__(self, runs: Sequence[Run], settings: ContrastSettings) -> None:
-        self.runs = runs
+        self.runs = runs = _sampled(runs, settings.max_episodes)
         self.settings = settings
         self.verbs = _frequent(runs, settings.min_support)
         self.occasions = gather(runs, self.verbs)
@@ -147,22 +159,68 @@ class Search:
         self._types = types if len(types) > 1 else []
         self._type = np.array([types.index(run.trajectory.task_type) for run in runs], np.int64)
         self._good_actions = self._success * np.array([sum(not event.refused for event in run.events) for run in runs])
-        self._plan = [
-            (sample, self._pool(sample)) for verb in ("", *self.verbs) for sample in self._samples(self.occasions[verb])
-        ]
-        self.tried: Counter[str] = Counter()
-        for _, pool in self._plan:
-            pairs = sum(one.name == "since" for one in pool.plain)
-            self.tried.update(plain=len(pool.plain) - pairs, pairs=pairs, mixed=len(pool.mixed) * len(pool.exempt))
+        self._plan = [entry for verb in ("", *self.verbs) for entry in self._pools(self.occasions[verb])]
+        self.tried = sum((pool.tried for _, pool in self._plan), Counter())
 
     def findings(self) -> list[Finding]:
-        """The rules found, form by form; a rule of one task type only where none of any type explains the same."""
+        """The rules found: preconditions form by form, then what decides the outcome."""
         found: list[Finding] = []
-        explained: dict[tuple[str, Bad], np.ndarray] = {}
         for sample, pool in self._plan:
-            mask = explained.setdefault((sample.at.verb, sample.kind), np.zeros(len(sample.at), bool))
-            found += self._cover(sample, pool, mask)
+            if sample.kind == "refused":
+                found += self._preconditions(sample, pool)
+        return found + self._deciders([entry for entry in self._plan if entry[0].kind == "failed"])
+
+    def _preconditions(self, sample: _Sample, pool: _Pool) -> list[Finding]:
+        """Greedily the rules that explain most refusals of one form.
+
+        Once a rule is chosen, the occasions that break it are set aside: another has to show its worth on the rest.
+        """
+        found: list[Finding] = []
+        rest = np.ones(len(sample.use), bool)
+        while len(found) < self.settings.per_form:
+            trials = self._trials(sample, pool, rest)
+            if not trials:
+                break
+            close = _close(trials)
+            found.append(min(close, key=lambda trial: (trial.rule.complexity, -trial.score, repr(trial.rule))))
+            rest &= ~np.isin(sample.use, found[-1].broken)
         return found
+
+    def _deciders(self, plan: Sequence[tuple[_Sample, _Pool]]) -> list[Finding]:
+        """Greedily the rules that explain most failures, over all forms and task types.
+
+        Once a rule is chosen, the episodes that break it are set aside. Of rules that explain about the same, the one
+        that is broken first is the cause; what comes after it in the same episodes is its consequence.
+        """
+        found: list[Finding] = []
+        explained: set[int] = set()
+        while len(found) < self.settings.deciders:
+            trials: list[tuple[Finding, dict[int, int]]] = []
+            for sample, pool in plan:
+                rest = ~np.isin(sample.run, list(explained))
+                for trial in self._trials(sample, pool, rest):
+                    trials.append((trial, _first_positions(sample.at, trial.broken)))
+            if not trials:
+                break
+            close = [(trial, first) for trial, first in trials if trial in _close([one for one, _ in trials])]
+            runs = set.intersection(*(set(first) for _, first in close))
+            chosen = min(
+                close,
+                key=lambda entry: (
+                    sum(entry[1][run] for run in runs),
+                    entry[0].rule.complexity,
+                    -entry[0].score,
+                    repr(entry[0].rule),
+                ),
+            )
+            found.append(chosen[0])
+            explained.update(chosen[1])
+        return found
+
+    def _trials(self, sample: _Sample, pool: _Pool, rest: np.ndarray) -> list[Finding]:
+        """The rules that pass on the occasions ``rest`` of ``sample``."""
+        trials = (self._test(sample, rule, broken, rest) for rule, broken in self._rules(sample, pool, rest))
+        return [trial for trial in trials if trial is not None]
 
     def _samples(self, at: Occasions) -> list[_Sample]:
         """Refusals, then outcomes over all task types, then outcomes type by type."""
@@ -193,69 +251,68 @@ class Search:
             good_actions=int(actions.sum()),
         )
 
-    def _pool(self, sample: _Sample) -> _Pool:
-        at = sample.at
+    def _pools(self, at: Occasions) -> list[tuple[_Sample, _Pool]]:
+        """The samples of one form, each with what is worth testing on it."""
+        samples = self._samples(at)
+        if not samples:
+            return []
         if at.verb == "":
-            plain = general_candidates(at, self.verbs, self.settings.max_repeats)
+            conditions = general_candidates(at, self.verbs, self.settings.max_repeats)
             exempt: list[Condition] = []
         else:
-            plain = candidates(at, pairs=sample.kind == "refused")
+            conditions = candidates(at, pairs=samples[0].kind == "refused")
             exempt = exemptions(at)
-        mixed = [n for n, one in enumerate(plain) if one.positive and one.name in ("done", "current", "goal", "seen")]
-        return _Pool(plain, _truth(plain, sample), mixed, exempt, _truth(exempt, sample))
+        pools = [
+            _Pool([], [], [], [], exempt, _stack([one.holds(at)[sample.use] for one in exempt], len(sample.use)))
+            for sample in samples
+        ]
+        for condition in conditions:
+            broken_at = ~condition.holds(at)
+            pair = condition.name == "since"
+            for sample, pool in zip(samples, pools, strict=True):
+                if pair and sample.kind == "failed":
+                    continue
+                pool.tried["pairs" if pair else "plain"] += 1
+                pool.tried["mixed"] += len(exempt) if _mixable(condition) else 0
+                broken = broken_at[sample.use]
+                if np.count_nonzero(broken & sample.bad) < self.settings.min_support:
+                    continue
+                if np.count_nonzero(broken & sample.good) <= self._allowed(sample):
+                    pool.plain.append(condition)
+                    pool.plain_broken.append(broken)
+                elif _mixable(condition):
+                    pool.mixed.append(condition)
+                    pool.mixed_broken.append(broken)
+        return list(zip(samples, pools, strict=True))
 
-    def _cover(self, sample: _Sample, pool: _Pool, explained: np.ndarray) -> list[Finding]:
-        """Greedily the rules that explain most; ``explained``: per occasion of the form, whether a rule does already.
-
-        Once a rule is chosen, what breaks it is set aside (refusals: those occasions; outcomes: those episodes), and
-        the others have to show their worth on the rest.
-        """
-        found: list[Finding] = []
-        while len(found) < self.settings.per_form:
-            rest = ~explained[sample.use]
-            trials = [
-                trial
-                for rule, broken in self._rules(sample, pool, rest)
-                if (trial := self._test(sample, rule, broken, rest))
-            ]
-            if not trials:
-                break
-            most = max(trial.score for trial in trials)
-            close = [trial for trial in trials if trial.score >= 0.9 * most - 1]
-            chosen = min(close, key=lambda trial: (trial.rule.complexity, -trial.score, repr(trial.rule)))
-            found.append(chosen)
-            if sample.kind == "refused":
-                explained[chosen.broken] = True
-            else:
-                explained[np.isin(sample.at.run, sample.at.run[chosen.broken])] = True
-        return found
+    def _allowed(self, sample: _Sample) -> float:
+        """Good actions that a rule may stop."""
+        return self.settings.max_good_stopped * sample.good_actions
 
     def _rules(self, sample: _Sample, pool: _Pool, rest: np.ndarray) -> Iterator[tuple[Rule, np.ndarray]]:
-        """The rules that pass simple counts of occasions, with where they are broken."""
-        good, bad = sample.good & rest, sample.bad & rest
-        allowed = self.settings.max_good_stopped * sample.good_actions
-        support = self.settings.min_support
-        broken = ~pool.plain_kept
-        stops_good = broken @ good.astype(np.float32)
-        stops_bad = broken @ bad.astype(np.float32)
-        for n in np.flatnonzero((stops_good <= allowed) & (stops_bad >= support)):
-            yield Rule(sample.at.verb, pool.plain[n], (), sample.task_type, sample.kind), broken[n] & rest
-        base = [n for n in pool.mixed if stops_good[n] > allowed and stops_bad[n] >= support]
-        if not base or not pool.exempt:
+        """The rules to test on the occasions ``rest``, with where they are broken there."""
+        for condition, broken in zip(pool.plain, pool.plain_broken, strict=True):
+            yield Rule(sample.at.verb, condition, (), sample.task_type, sample.kind), broken & rest
+        if not pool.mixed or not pool.exempt:
             return
-        out = pool.exempt_holds.T.astype(np.float32)
-        fine = (~sample.bad & rest).astype(np.float32)
-        saved = (broken[base] * fine) @ out
-        left_good = stops_good[base][:, None] - (broken[base] * good.astype(np.float32)) @ out
-        left_bad = stops_bad[base][:, None] - (broken[base] * bad.astype(np.float32)) @ out
-        for row, column in np.argwhere((left_good <= allowed) & (left_bad >= support) & (saved >= support)):
-            breaks = broken[base[row]] & rest
-            exempted = pool.exempt_holds[column]
-            # Among what breaks the rule, the exempted must differ from the others for certain.
-            tables = self._tables(sample, breaks & ~exempted, breaks & exempted)
-            rule = Rule(sample.at.verb, pool.plain[base[row]], (pool.exempt[column],), sample.task_type, sample.kind)
+
+        mixed = _stack(pool.mixed_broken, len(sample.use))
+        others = (~pool.exempt_holds).astype(np.float32).T
+
+        def count(occasions: np.ndarray) -> np.ndarray:
+            """Of ``occasions``, those that break each of the mixed and are not exempted by each of the exempt."""
+            return (mixed & occasions).astype(np.float32) @ others
+
+        support = self.settings.min_support
+        saved = (mixed & rest & ~sample.bad).sum(axis=1)[:, None] - count(rest & ~sample.bad)
+        worth = (count(rest & sample.good) <= self._allowed(sample)) & (count(rest & sample.bad) >= support)
+        for row, column in np.argwhere(worth & (saved >= support)):
+            broken, exempted = mixed[row] & rest, pool.exempt_holds[column]
+            rule = Rule(sample.at.verb, pool.mixed[row], (pool.exempt[column],), sample.task_type, sample.kind)
+            # Among what breaks the condition, the exempted must differ from the others for certain.
+            tables = self._tables(sample, broken & ~exempted, broken & exempted)
             if self._adjusted(rule, stratified_test(tables)) <= self.settings.alpha:
-                yield rule, breaks & ~exempted
+                yield rule, broken & ~exempted
 
     def _test(self, sample: _Sample, rule: Rule, broken: np.ndarray, rest: np.ndarray) -> Finding | None:
         """The finding, or None where the rule does not pass."""
@@ -263,6 +320,8 @@ class Search:
         tables = self._tables(sample, broken, rest & ~broken)
         _, breaking_bad, keeping, _ = np.array(tables).sum(axis=0).tolist() if tables else (0, 0, 0, 0)
         if breaking_bad < settings.min_support or keeping < settings.min_support:
+            return None
+        if not self._sharper(sample, rule, broken):
             return None
         breakers = np.unique(sample.run[broken])
         if sample.kind == "refused":
@@ -286,6 +345,17 @@ class Search:
             broken=sample.use[broken],
             kept=sample.use[rest & ~broken],
         )
+
+    def _sharper(self, sample: _Sample, rule: Rule, broken: np.ndarray) -> bool:
+        """Whether a rule on when an action was last played has support where it was played, but not so.
+
+        Where only its not having been played is bad, the plain rule says as much.
+        """
+        requirement = rule.requirement
+        if requirement.name not in ("since", "current", "previous") or not requirement.positive:
+            return True
+        played = sample.at.last[sample.use, sample.at.column[requirement.columns[0]]] >= 0
+        return len(np.unique(sample.run[broken & played & sample.bad])) >= self.settings.min_support
 
     def _adjusted(self, rule: Rule, p_value: float) -> float:
         family = "mixed" if rule.exceptions else "pairs" if rule.requirement.name == "since" else "plain"
@@ -320,11 +390,34 @@ class Search:
         return [(*breaking.get(one, (0, 0)), *keeping.get(one, (0, 0))) for one in strata]
 
 
-def _truth(conditions: Sequence[Condition], sample: _Sample) -> np.ndarray:
-    """Shape (conditions, occasions of the sample)."""
-    if not conditions:
-        return np.zeros((0, len(sample.use)), bool)
-    return np.stack([condition.holds(sample.at)[sample.use] for condition in conditions])
+def _close(trials: Sequence[Finding]) -> list[Finding]:
+    """Those that explain about as much as the best."""
+    most = max(trial.score for trial in trials)
+    return [trial for trial in trials if trial.score >= 0.9 * most - 1]
+
+
+def _first_positions(at: Occasions, broken: np.ndarray) -> dict[int, int]:
+    """Run -> position of its first broken occasion."""
+    first: dict[int, int] = {}
+    for run, position in zip(at.run[broken].tolist(), at.position[broken].tolist(), strict=True):
+        first.setdefault(run, position)
+    return first
+
+
+def _sampled(runs: Sequence[Run], size: int) -> list[Run]:
+    """At most ``size`` of ``runs``, in their order."""
+    chosen = {run.id for run in sorted(runs, key=lambda run: run.id)[:size]}
+    return [run for run in runs if run.id in chosen]
+
+
+def _mixable(condition: Condition) -> bool:
+    """Whether rules with exceptions are made of the condition."""
+    return condition.positive and condition.name in ("done", "current", "goal", "seen")
+
+
+def _stack(rows: list[np.ndarray], size: int) -> np.ndarray:
+    """Shape (rows, size), of no row as well."""
+    return np.array(rows, bool).reshape(len(rows), size)
 
 
 def _frequent(runs: Sequence[Run], support: int) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from memory.records import Record
@@ -48,9 +48,9 @@ class ActionGrammar(Record):
         groups: dict[str, list[tuple[str, ...]]] = defaultdict(list)
         for action in sorted(counts):
             words = tuple(action.split())
-            if words and not any(_SLOT.fullmatch(word) for word in words):
+            if words and not _SLOT.search(action):
                 groups[words[0]].append(words)
-        names = _names(texts, {span for group in groups.values() for action in group for span in _spans(action)})
+        names = _names(texts, groups)
         chosen: dict[str, list[Pattern]] = {}
         fillers: dict[str, set[str]] = {}
         # Twice, so that the first groups profit from the names that the later ones brought to light.
@@ -119,17 +119,21 @@ def _spans(words: tuple[str, ...]) -> Iterable[str]:
             yield " ".join(words[start:end])
 
 
-def _names(texts: Iterable[str], wanted: Collection[str]) -> set[str]:
-    """The members of ``wanted`` that occur in ``texts`` as whole words."""
+def _names(texts: Iterable[str], groups: Mapping[str, Sequence[tuple[str, ...]]]) -> set[str]:
+    """Parts of the actions in ``groups`` (by first word) that occur in ``texts`` as whole words.
+
+    Where a text repeats a whole action, what follows its first word does not count: a world may echo.
+    """
+    spelt = {span.lower(): span for group in groups.values() for words in group for span in _spans(words)}
+    actions = {" ".join(words).lower() for group in groups.values() for words in group}
     found: set[str] = set()
-    lowered = {name.lower(): name for name in wanted}
     for text in set(texts):
         words = [word.strip(".,;:!?()[]\"'") for word in text.lower().split()]
         for start in range(len(words)):
             for end in range(start + 1, min(len(words), start + _NAME_WORDS) + 1):
-                name = " ".join(words[start:end])
-                if name in lowered:
-                    found.add(lowered[name])
+                span = " ".join(words[start:end])
+                if span in spelt and not (start and f"{words[start - 1]} {span}" in actions):
+                    found.add(spelt[span])
     return found
 
 

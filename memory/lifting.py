@@ -1,8 +1,8 @@
 """Trajectories as events: which action form was played with which names, and whether the world took it.
 
 What a refusal is, is learnt. Where a source tells that an action was refused (``valid``), that counts. Besides, a text
-that names none of the action's things, though it answers many different actions, is one (an effect tells of what it
-happened to): if it answers several forms, or if the same action, played again at once, got the same answer again.
+that shares no word with the names in the action, though it answers many different ones, is one (an effect tells of
+what it happened to): if it answers several forms, or if the same action, played again at once, got the same again.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def learn_refusals(trajectories: Sequence[Trajectory], grammar: ActionGrammar) -
             if step.action not in parsed:
                 parsed[step.action] = grammar.parse(step.action)
             verb, args = parsed[step.action]
-            if any(mentions(text, name) for name in args):
+            if not _words(text).isdisjoint(word for name in args for word in _words(name)):
                 continue
             forms[text].add(verb)
             actions[text].add(step.action)
@@ -130,6 +130,11 @@ def read_runs(trajectories: Sequence[Trajectory], grammar: ActionGrammar, refusa
             events.append(Event(step.index, action, verb, args, step.result, refused, changed, step))
         runs.append(Run(trajectory.id, trajectory, tuple(events)))
     return runs
+
+
+def _words(text: str) -> set[str]:
+    """The words of ``text``, in lower case; numbers and very short words tell nothing."""
+    return {word for word in re.findall(r"[^\W\d_]+", text.lower()) if len(word) > 2}
 
 
 def mentions(text: str, name: str) -> bool:

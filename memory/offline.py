@@ -15,11 +15,13 @@ import numpy as np
 from pydantic import Field
 
 from memory.alignment import Procedure, align, find, relevant
-from memory.conditions import ANY, Occasions, shown
+from memory.conditions import shown
 from memory.contrast import ContrastSettings, Finding, Rule, Search
 from memory.expressions import ExpressionError
 from memory.grammar import ActionGrammar, fill
+from memory.harm import HarmJudgement, in_scope, is_bad, judge_harm
 from memory.lifting import Event, Run, fit_grammar, learn_refusals, read_runs
+from memory.occasions import ANY, Occasions
 from memory.phrasing import phrase, trigger
 from memory.predicates import compile_predicate
 from memory.records import (
@@ -35,7 +37,6 @@ from memory.records import (
     Record,
     Trajectory,
 )
-from memory.significance import difference_interval, risk_difference, wilson
 
 
 class OfflineSettings(Record):
@@ -53,16 +54,11 @@ class OfflineSettings(Record):
     pitfalls: int = Field(default=3, ge=0)
     links: int = Field(default=30, ge=1)
     """Most episodes that support (and that contradict) one procedure."""
+    min_trigger_rate: float = Field(default=0.005, ge=0, le=1)
+    """Share of the actions (in the tasks of its type) that must break a rule for it to become a predicate: a check that
+    hardly ever fires can be neither audited nor of much use; the principle stays as advice."""
     evidence: int = Field(default=5, ge=1)
     """Most steps cited for one claim, of each kind."""
-
-
-@dataclass(frozen=True)
-class HarmJudgement:
-    """Whether breaking a principle does harm: what was counted, and where it can be read. ``item``: the principle."""
-
-    item: str
-    verdict: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -240,10 +236,7 @@ class _Builder:
         same = [
             f for f in findings if (f.rule.verb, f.rule.bad, f.rule.task_type) == (rule.verb, rule.bad, rule.task_type)
         ]
-        good = ~at.refused
-        if rule.bad == "failed":
-            good &= np.array([self._runs[run].success is True for run in at.runs], bool)
-        kept = good & _in_scope(rule, at, self._runs)
+        kept = in_scope(rule, at, search.runs) & ~at.refused & ~is_bad(rule, at, search.runs)
         needs = [f.rule.requirement for f in same if f.rule.requirement.positive and f.rule.requirement.columns]
         needs = list({need.columns[0]: need for need in needs if need.columns[0][0] != rule.verb}.values())
         needs = [need for need in needs if need.columns[0][1] != ANY]
@@ -263,7 +256,7 @@ class _Builder:
         )
         self._items[item.id] = item
         for n in _one_per_run(examples, at)[: self._settings.links]:
-            run = self._runs[at.runs[n]]
+            run = search.runs[at.runs[n]]
             events = [run.events[at.last[n, at.column[need.columns[0]]]] for need in needs]
             cited = (_cite(run, event) for event in [*events, at.events[n]])
             self._link(self._episode[run.id], item.id, cited, "supports")
@@ -315,7 +308,10 @@ class _Builder:
         supporting = [item for item in lower if item is not None]
         if not supporting:
             return
-        verdict = self._judge(finding, search)
+        broken, kept = finding.broken, finding.kept
+        bad = is_bad(rule, at, search.runs)
+        cited = self._cites(broken[bad[broken]], at, search)
+        verdict = judge_harm(finding, at, search, cited)
         phrases = phrase(finding, at, self._base["world"])
         item = PrincipleItem(
             **self._base,
@@ -326,74 +322,22 @@ class _Builder:
             mechanism=phrases.mechanism,
             scope=phrases.scope,
             exceptions=phrases.exceptions,
-            predicate=self._predicate(rule) if verdict["harmful"] else None,
+            predicate=self._predicate(rule) if self._enforced(verdict) else None,
         )
         self._items[item.id] = item
         self._judgements.append(HarmJudgement(item.id, verdict))
-        broken, kept = finding.broken, finding.kept
-        bad = self._bad(rule, at)
-        evidence = [*self._cites(broken[bad[broken]], at), *self._cites(kept[~bad[kept]], at)]
+        evidence = [*cited, *self._cites(kept[~bad[kept]], at, search)]
         for procedure in supporting:
             self._link(procedure.id, item.id, evidence, "supports")
-        self._link(supporting[0].id, item.id, self._cites(broken[~bad[broken]], at), "contradicts")
+        self._link(supporting[0].id, item.id, self._cites(broken[~bad[broken]], at, search), "contradicts")
 
-    def _bad(self, rule: Rule, at: Occasions) -> np.ndarray:
-        if rule.bad == "refused":
-            return at.refused
-        return np.array([self._runs[run].success is not True for run in at.runs], bool)
-
-    def _cites(self, occasions: np.ndarray, at: Occasions) -> list[Evidence]:
+    def _cites(self, occasions: np.ndarray, at: Occasions, search: Search) -> list[Evidence]:
         """One occasion per episode, each cited by the answer to it."""
         chosen = _one_per_run(occasions, at)[: self._settings.evidence]
-        return [_cite(self._runs[at.runs[n]], at.events[n], answer=True) for n in chosen]
+        return [_cite(search.runs[at.runs[n]], at.events[n], answer=True) for n in chosen]
 
-    def _judge(self, finding: Finding, search: Search) -> dict[str, Any]:
-        """The record of a harm judgement. Harmful: episodes that break the rule fail more often for certain."""
-        rule = finding.rule
-        at = search.occasions[rule.verb]
-        scope = _in_scope(rule, at, self._runs)
-        if rule.bad == "failed":
-            scope &= ~at.refused
-        broken = rule.broken(at) & scope
-        known = {n for n, run in enumerate(self._runs) if run.success is not None}
-        breakers = set(at.run[broken].tolist())
-        keepers = set(at.run[scope].tolist()) - breakers
-        outcomes = {}
-        for name, group in (("broken", breakers & known), ("kept", keepers & known)):
-            won = sum(self._runs[run].success is True for run in group)
-            outcomes[name] = (won, len(group))
-        low, high = difference_interval(*outcomes["kept"], *outcomes["broken"])
-        harmful = low > 0
-        refused = int(at.refused[broken].sum())
-        actions = sum(len(self._runs[n].events) for n in set(at.run[scope].tolist()))
-        bad = self._bad(rule, at)
-        return {
-            "harmful": harmful,
-            "reason": (
-                f"{int(broken.sum())} violations in {len(breakers)} episodes, {refused} of them refused; success "
-                f"{outcomes['broken'][0]}/{outcomes['broken'][1]} with a violation, "
-                f"{outcomes['kept'][0]}/{outcomes['kept'][1]} without: "
-                + ("breaking it does harm" if harmful else "no certain harm to the outcome")
-            ),
-            "violations": int(broken.sum()),
-            "episodes_with": len(breakers),
-            "episodes_without": len(keepers),
-            "refused": refused,
-            "success_with": list(outcomes["broken"]),
-            "success_without": list(outcomes["kept"]),
-            "success_with_interval": list(wilson(*outcomes["broken"])),
-            "success_without_interval": list(wilson(*outcomes["kept"])),
-            "difference_interval": [low, high],
-            "violations_per_action": int(broken.sum()) / max(1, actions),
-            "tested_on": rule.bad,
-            "effect": risk_difference(finding.tables),
-            "p_value": finding.p_value,
-            "p_value_corrected": finding.adjusted,
-            "tried": dict(search.tried),
-            "cited": [
-                evidence.model_dump(mode="json") for evidence in self._cites(finding.broken[bad[finding.broken]], at)
-            ],
-        }
+    def _enforced(self, verdict: dict[str, Any]) -> bool:
+        return verdict["harmful"] and verdict["violations_per_action"] >= self._settings.min_trigger_rate
 
     def _predicate(self, rule: Rule) -> Predicate | None:
         """The rule in CEL; None where that would cost too much."""
@@ -430,12 +374,6 @@ def _containing(rule: Rule, typed: Typed) -> list[ProcedureItem]:
 def _shown_by(rule: Rule, verbs: Collection[str]) -> bool:
     """Whether a sequence of ``verbs`` that keeps the rule shows it anyway."""
     return _needs(rule) and all(column[0] in verbs for column in rule.requirement.columns)
-
-
-def _in_scope(rule: Rule, at: Occasions, runs: Sequence[Run]) -> np.ndarray:
-    if not rule.task_type:
-        return np.ones(len(at), bool)
-    return np.array([runs[run].trajectory.task_type == rule.task_type for run in at.runs], bool)
 
 
 def _one_per_run(occasions: np.ndarray, at: Occasions) -> list[int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from memory.conditions import Occasions, quote, shown
+from memory.conditions import quote, shown
 from memory.contrast import Finding, Rule
+from memory.occasions import Occasions
 
 _ANSWER = 100
 """Most characters of a quoted answer."""
@@ -83,6 +84,8 @@ def _guidance(rule: Rule) -> str:
         return f"do not play the same action more than {_times(requirement.slot)}"
     if requirement.name == "form":
         forms = " or ".join(f"`{form}`" for form in requirement.forms)
+        if requirement.positive:
+            return f"write it in one of the forms that the world knows: {forms}"
         if rule.bad == "refused":
             return f"do not write {forms}: the world knows no such action"
         return f"do not play {forms}"

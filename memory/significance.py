@@ -1,4 +1,4 @@
-"""Exact tests and intervals of the offline builder. Units are episodes throughout; counts, not rates, go in."""
+"""The offline builder's exact test of 2 x 2 tables, whose units are episodes."""
 
 from __future__ import annotations
 
@@ -38,16 +38,6 @@ def risk_difference(tables: Sequence[Table]) -> float:
     return above / below if below else 0.0
 
 
-def wilson(successes: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval of a rate; (0, 1) of nothing."""
-    if not total:
-        return 0.0, 1.0
-    rate = successes / total
-    centre = (rate + z * z / (2 * total)) / (1 + z * z / total)
-    half = z / (1 + z * z / total) * math.sqrt(rate * (1 - rate) / total + z * z / (4 * total * total))
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
 def _hypergeometric(total: int, marked: int, drawn: int) -> np.ndarray:
     """Probabilities of 0..drawn marked ones among ``drawn`` of ``total`` that hold ``marked``."""
     probabilities = np.zeros(drawn + 1)
@@ -60,17 +50,3 @@ def _hypergeometric(total: int, marked: int, drawn: int) -> np.ndarray:
 
 def _log_choose(n: int, k: int) -> float:
     return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-
-def difference_interval(successes: int, total: int, other: int, other_total: int) -> tuple[float, float]:
-    """Newcombe's interval (1998, method 10) of the first rate minus the second; (-1, 1) where one group is empty."""
-    if not total or not other_total:
-        return -1.0, 1.0
-    first, second = successes / total, other / other_total
-    low, high = wilson(successes, total)
-    other_low, other_high = wilson(other, other_total)
-    difference = first - second
-    return (
-        difference - math.sqrt((first - low) ** 2 + (other_high - second) ** 2),
-        difference + math.sqrt((high - first) ** 2 + (second - other_low) ** 2),
-    )
