@@ -21,7 +21,7 @@ Six checks, each with its counts and interval; all must pass:
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -33,6 +33,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from memory.expressions import ExpressionError
+from memory.grammar import ActionGrammar
+from memory.guide import GRAMMAR_TRAJECTORIES
+from memory.lifting import fit_grammar, learn_refusals, read_runs
 from memory.predicates import (
     CompiledPredicate,
     Parse,
@@ -43,8 +46,9 @@ from memory.predicates import (
     compile_predicate,
     trajectory_steps,
 )
-from memory.records import PrincipleItem, TraceStep, Trajectory
+from memory.records import PrincipleItem, Status, TraceStep, Trajectory
 from memory.statistics import Floats, cluster_weights, expanded_tail, newcombe_interval, wilson_interval
+from memory.store import Store, Stored
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -84,6 +88,8 @@ class AuditSettings(BaseModel):
     """Actions tried in place of one that it stops."""
     firings: Count = 100
     """Firings at which alternatives are tried."""
+    trajectories: Count = 1000
+    """Newest trajectories of a world and grammar on which a store's predicates are audited."""
     refrained: Count = 1500
     """Steps at which a prohibition is tried on the actions that it stopped elsewhere."""
     seed: int = 0
@@ -101,6 +107,13 @@ class Check:
     k: int
     n: int
     note: str
+
+    @property
+    def told(self) -> str:
+        """The note, and of a difference the estimate with its interval."""
+        if self.name not in ("direction", "risk_set") or self.estimate is None:
+            return self.note
+        return f"{self.note}, difference {self.estimate:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
 
     def record(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -133,7 +146,9 @@ class Audit:
         """One line: what it did not pass."""
         if self.refused:
             return f"refused: {self.refused}"
-        return "; ".join(f"{check.name}: {check.note}" for check in self.checks if check.state != "passed")
+        if not self.checks:
+            return "no trajectory of known outcome"
+        return "; ".join(f"{check.name}: {check.told}" for check in self.checks if check.state != "passed")
 
     def record(self) -> dict[str, Any]:
         """As JSON, for the judgement in the store."""
@@ -169,7 +184,7 @@ def label_steps(
     """Label the steps of trajectories whose outcome is known.
 
     Args:
-        key_steps: of a trajectory's id, the steps that changed something; others than those are no good moves then.
+        key_steps: of a trajectory's id, the indices of the steps that changed something; others are no good moves then.
     """
     kinds: dict[str, int] = {}
     episode, position, good = [], [], []
@@ -180,7 +195,9 @@ def label_steps(
             if step.action is not None:
                 episode.append(number)
                 position.append(at)
-                good.append(bool(trajectory.success) and step.valid is not False and (keys is None or at in keys))
+                good.append(
+                    bool(trajectory.success) and step.valid is not False and (keys is None or step.index in keys)
+                )
     return LabelledSteps(
         np.array(episode, dtype=np.int64),
         np.array(position, dtype=np.int64),
@@ -560,3 +577,74 @@ class _Probe:
 
 _TRIALS = 50
 """Steps whose alternatives go to a worker at once."""
+
+
+# The store: what is audited, and what is written down.
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A principle's audit, and what became of its status."""
+
+    stored: Stored
+    audit: Audit
+    status: Status
+
+
+def audit_store(
+    store: Store,
+    host: PredicateHost,
+    settings: AuditSettings | None = None,
+    *,
+    round: int = 0,
+    world: str | None = None,
+    grammar: str | None = None,
+) -> list[Audited]:
+    """Audit the principles that have a predicate and are in use, on the trajectories of their world and grammar.
+
+    Each verdict becomes a judgement. A candidate that passes is ``audited``; one that fails is ``rejected``, whether it
+    was a candidate or audited; one whose evidence is wanting stays what it was. A validated principle keeps its status,
+    since its words have helped; whether its predicate may block is for :func:`passed_audit` to say.
+    """
+    settings = settings or AuditSettings()
+    scopes: dict[tuple[str, str], list[Stored]] = defaultdict(list)
+    for stored in store.items(3, statuses=["candidate", "audited", "validated"], world=world, grammar=grammar):
+        if isinstance(stored.item, PrincipleItem) and stored.item.predicate is not None:
+            scopes[stored.item.world, stored.item.grammar].append(stored)
+    done = []
+    for (in_world, in_grammar), group in scopes.items():
+        # The same words as those that a guide parses actions by.
+        forms = fit_grammar(list(islice(store.trajectories(grammar=in_grammar), GRAMMAR_TRAJECTORIES)))
+        newest = deque(store.trajectories(world=in_world, grammar=in_grammar), maxlen=settings.trajectories)
+        principles = {stored.id: stored.item for stored in group if isinstance(stored.item, PrincipleItem)}
+        audits = audit(principles, newest, forms.parse, host, settings, changing_steps(newest, forms))
+        for stored in group:
+            done.append(_record(store, stored, audits[stored.id], round))
+    return done
+
+
+def changing_steps(trajectories: Sequence[Trajectory], grammar: ActionGrammar) -> dict[str, set[int]]:
+    """Of each trajectory's id, the indices of the steps that the world took and that brought an answer not seen yet.
+
+    Worlds that do not flag refusals have their refusing texts learnt (:func:`memory.lifting.learn_refusals`).
+    """
+    runs = read_runs(trajectories, grammar, learn_refusals(trajectories, grammar))
+    return {run.id: {event.step for event in run.events if event.changed} for run in runs}
+
+
+def passed_audit(store: Store, id: str) -> bool:
+    """Whether the newest audit of the principle ``id`` passed: only then may its predicate block an action."""
+    audits = store.judgements(id, "audit")
+    return bool(audits) and audits[-1].verdict.get("decision") == "passed"
+
+
+def _record(store: Store, stored: Stored, found: Audit, round: int) -> Audited:
+    store.judge(stored.id, "audit", found.record(), round)
+    status = stored.status
+    if found.decision == "passed" and status == "candidate":
+        status = "audited"
+        store.set_status(stored.id, status, f"audit: passed on {found.steps} steps", round)
+    elif found.decision == "failed" and status in ("candidate", "audited"):
+        status = "rejected"
+        store.set_status(stored.id, status, f"audit: {found.reason}", round)
+    return Audited(stored, found, status)

@@ -190,6 +190,19 @@ def diff(
 
 
 @app.command()
+def audit(
+    world: Annotated[str | None, typer.Option(help="Only principles of this world.")] = None,
+    grammar: Annotated[str | None, typer.Option(help="Only principles of this action grammar.")] = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Judge predicates on the memory's own trajectories: who passes may block actions, who fails is rejected."""
+    from train.memory_audit import audit_and_show
+
+    with open_store(store) as opened:
+        audit_and_show(opened, world, grammar)
+
+
+@app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="A new file, *.jsonl or *.jsonl.gz.")],
     store: StoreOption = DEFAULT_STORE,

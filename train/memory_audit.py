@@ -1,0 +1,50 @@
+"""``saga memory audit``: predicates judged on the trajectories of a memory, as a table."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from memory.audit import Check, audit_store
+from memory.predicates import PredicateHost
+from memory.store import Store
+from train.tables import compact_table, percent
+
+# The share of steps at which it fires, of good moves that it stops, the differences in good moves between following and
+# violating steps, and the share of firings at which no other action passes.
+_COLUMNS = {
+    "trigger_rate": "fires %",
+    "false_positives": "good %",
+    "direction": "direction",
+    "risk_set": "equal times",
+    "way_out": "stuck",
+}
+
+
+def audit_and_show(store: Store, world: str | None, grammar: str | None) -> None:
+    """Audit, write judgements and statuses, and print the figures."""
+    with PredicateHost() as host:
+        audited = audit_store(store, host, world=world, grammar=grammar)
+    console = Console()
+    if not audited:
+        console.print("no principle in use has a predicate")
+        return
+    table = compact_table("Audit, in per cent (95 % intervals)", ["id", *_COLUMNS.values()])
+    for row in audited:
+        checks = {check.name: check for check in row.audit.checks}
+        table.add_row(row.stored.id[:8], *(_cell(checks.get(name)) for name in _COLUMNS))
+    console.print(table)
+    for row in audited:
+        found = row.audit
+        why = found.reason or f"passed on {found.steps} steps of {found.episodes} episodes"
+        # The table has no room for whole ids.
+        console.print(f"{row.stored.id} {row.status}: {why}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _cell(check: Check | None) -> str:
+    if check is None or check.estimate is None or check.low is None or check.high is None:
+        return "–"
+    if check.name == "way_out":
+        return percent(check.estimate)
+    digits = 0 if check.name in ("direction", "risk_set") or check.high >= 0.1 else 1
+    low, high = (f"{100 * end:.{digits}f}" for end in (check.low, check.high))
+    return f"{100 * check.estimate:.{digits}f} ({low}–{high})"
