@@ -46,7 +46,14 @@ from memory.build_prompts import (
 )
 from memory.builder_settings import BuilderSettings
 from memory.guide import GRAMMAR_TRAJECTORIES
-from memory.language_model import BudgetSpent, LanguageModel, LanguageModelFault, Message, UnusableAnswer
+from memory.language_model import (
+    BudgetSpent,
+    LanguageModel,
+    LanguageModelFault,
+    Message,
+    RequestRefused,
+    UnusableAnswer,
+)
 from memory.lifting import fit_grammar
 from memory.predicates import compile_predicate
 from memory.records import (
@@ -679,7 +686,7 @@ class LanguageModelBuilder:
         except BudgetSpent as spent:
             self._report.stopped = str(spent)
             return None
-        except UnusableAnswer as fault:
+        except (UnusableAnswer, RequestRefused) as fault:
             self._report.faults.append(Refusal(question.where, str(fault)))
             return None
         except LanguageModelFault as fault:

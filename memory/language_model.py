@@ -51,6 +51,10 @@ class UnusableAnswer(LanguageModelFault):
     """The model answered, and no answer could be used."""
 
 
+class RequestRefused(LanguageModelFault):
+    """The server refuses this request (400, 413, 422), too long a one for example; others may pass."""
+
+
 class BudgetSpent(LanguageModelFault):
     """The limit of calls or money leaves no room for the request."""
 
@@ -257,7 +261,8 @@ class LanguageModel:
                     pause = max(pause, _retry_after(response.headers.get("Retry-After", "")))
                 else:
                     hint = f"; is {self.settings.key} set?" if status in (401, 403) else ""
-                    raise LanguageModelFault(f"server {self._url}: HTTP {status}: {self._detail(response)}{hint}")
+                    kind_of_fault = RequestRefused if status in (400, 413, 422) else LanguageModelFault
+                    raise kind_of_fault(f"server {self._url}: HTTP {status}: {self._detail(response)}{hint}")
             tries += 1
             with self._lock:
                 self.spend.retried[kind] += 1

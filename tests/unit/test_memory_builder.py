@@ -386,6 +386,17 @@ def test_a_dead_server_stops_the_build_soon(bench: Bench) -> None:
     assert bench.build(able, 1).written["episode"] == 8
 
 
+def test_requests_that_are_too_long_do_not_stop_the_build(bench: Bench) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        if kind(body) == "episode" and "failure" in material(body):
+            return Reply("context too long", status=400)
+        return able(body)
+
+    report = bench.build(answer, model={"concurrency": 1})
+    assert (report.written["episode"], report.waiting, report.failed, report.stopped) == (4, 4, False, "")
+    assert all("HTTP 400: context too long" in fault.reason for fault in report.faults)
+
+
 def test_trajectories_without_an_action_are_counted(bench: Bench) -> None:
     bench.store.add_trajectories([Trajectory(source="s", world="rooms", grammar="g", task="none")])
     assert bench.build(able).empty == 1
