@@ -45,6 +45,8 @@ def _cell(check: Check | None) -> str:
         return "–"
     if check.name == "way_out":
         return percent(check.estimate)
-    digits = 0 if check.name in ("direction", "risk_set") or check.high >= 0.1 else 1
-    low, high = (f"{100 * end:.{digits}f}" for end in (check.low, check.high))
-    return f"{100 * check.estimate:.{digits}f} ({low}–{high})"
+    low, estimate, high = 100 * check.low, 100 * check.estimate, 100 * check.high
+    if check.name == "false_positives":
+        return f"{estimate:.1f} (≤{high:.1f})"
+    digits = 1 if check.name == "trigger_rate" and check.high < 0.1 else 0
+    return f"{estimate:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
