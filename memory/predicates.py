@@ -217,7 +217,7 @@ class PredicateHost:
         """Workers that were killed, or died."""
         self.unjudged = 0
         """Verdicts that were not reached in time, through no fault of the predicate."""
-        self._closed = False
+        self._closed = threading.Event()
         self._lock = threading.Lock()
         self._workers: set[_Worker] = set()
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
@@ -237,6 +237,8 @@ class PredicateHost:
     async def check(self, predicates: Mapping[str, Predicate], context: Context) -> dict[str, Verdict]:
         """The verdict of each predicate on the context's action, in one round trip, within the deadline."""
         started = time.monotonic()
+        if self._closed.is_set():
+            return self._count({name: Verdict("unjudged") for name in predicates})
         loop = asyncio.get_running_loop()
         check = loop.run_in_executor(self._threads, self._check, dict(predicates), context, started)
         # wait, not wait_for: a verdict that has come counts, even where the loop was too busy to look.
@@ -271,7 +273,7 @@ class PredicateHost:
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self._closed.set()
             workers = list(self._workers)
         for worker in workers:
             worker.kill()
@@ -341,13 +343,22 @@ class PredicateHost:
             worker.wait_ready()
         except MemoryRecordError:
             self._discard(worker)
-            if not self._closed:
+            if not self._closed.is_set():
                 raise
             return
-        if self._closed:
+        if self._closed.is_set():
             self._discard(worker)
         else:
             self._idle.put(worker)
+
+    def _restart(self) -> None:
+        """Start a worker in place of a lost one; three times, should the machine be short of something."""
+        for pause in (0.0, 1.0, 10.0):
+            if self._closed.wait(pause):
+                return
+            with contextlib.suppress(MemoryRecordError, OSError):
+                self._start()
+                return
 
     def _release(self, worker: _Worker, *, alive: bool) -> None:
         if alive:
@@ -356,9 +367,9 @@ class PredicateHost:
         self._discard(worker)
         with self._lock:
             self.killed += 1
-        if not self._closed:
+        if not self._closed.is_set():
             with contextlib.suppress(RuntimeError):  # closed meanwhile
-                self._threads.submit(self._start)
+                self._threads.submit(self._restart)
 
     def _discard(self, worker: _Worker) -> None:
         worker.discard()

@@ -242,6 +242,8 @@ def test_workers_end_with_their_host() -> None:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert host.check_now({"a": CHEAP}, context()) == {"a": Verdict("unjudged")}
+    assert asyncio.run(host.check({"a": CHEAP}, context())) == {"a": Verdict("unjudged")}
+    assert host.unjudged == 2
 
 
 def _eventually_judges(host: PredicateHost) -> bool:
@@ -314,6 +316,18 @@ def test_fuzz_whatever_is_let_through_is_understood_by_cel_and_fast(trigger: str
         assert verdict.note.startswith(("IndexError", "OverflowError", "ZeroDivisionError")), (compiled.source, verdict)
     # 0.1 to 0.2 microseconds a step of cost, and room for a machine that does other things.
     assert milliseconds < 50, (compiled.source, compiled.cost, milliseconds)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.sampled_from("()[]{}\\^$*+?|.-,&~ad0159wDsb é"), max_size=12))
+def test_fuzz_patterns_that_are_let_through_are_patterns_of_cel_too(pattern: str) -> None:
+    quoted = pattern.replace("\\", "\\\\")
+    try:
+        compiled = compile_predicate(Predicate(trigger=f"'a 1'.matches('{quoted}')", requirement="true"))
+    except ExpressionError:
+        return
+    verdict, _ = _fuzzed(compiled)
+    assert verdict.outcome in ("idle", "followed"), (compiled.source, verdict)
 
 
 _FUZZ: list[PredicateHost] = []
