@@ -79,6 +79,8 @@ _FAULTS_IN_A_ROW = 3
 """After so many requests that failed for good, one after the other, a build stops asking."""
 _FORM_USES = 3
 """Actions of a form that the world took (or did not say that it refused) before the model is shown the form."""
+_TOLD = 20
+"""Refusals, and faults, that the printed report lists."""
 _HARM_ATTEMPTS = 6
 """Attempts that a judgement of harm is shown."""
 _PROTECTED = ("audited", "validated")
@@ -138,12 +140,11 @@ class BuildReport:
                 lines.append(f"{name}: {counts(Counter(money[name]))}")
         if self.known:
             lines.append(f"proposed again: {counts(self.known)}")
-        if self.refused:
-            lines.append(f"refused: {len(self.refused)}")
-            lines += [f"  {item.where}: {item.reason}" for item in self.refused]
-        if self.faults:
-            lines.append(f"without a usable answer: {len(self.faults)}")
-            lines += [f"  {item.where}: {item.reason}" for item in self.faults]
+        for name, found in (("refused", self.refused), ("without a usable answer", self.faults)):
+            if found:
+                lines.append(f"{name}: {len(found)}")
+                lines += [f"  {item.where}: {item.reason}" for item in found[:_TOLD]]
+                lines += [f"  … and {len(found) - _TOLD} more"] if len(found) > _TOLD else []
         if self.waiting or self.empty:
             lines.append(f"trajectories waiting: {self.waiting}; without any action: {self.empty}")
         if self.stopped:
@@ -226,6 +227,7 @@ class LanguageModelBuilder:
             questions = [self._episode_question(prompt, trajectory) for trajectory in batch]
             for trajectory, answer in zip(batch, self._ask(questions), strict=True):
                 if answer is None:
+                    self._wait("episode", [trajectory.id])
                     self._report.waiting += 1
                 else:
                     self._write_episode(trajectory, answer, prompt)
@@ -239,6 +241,8 @@ class LanguageModelBuilder:
                 continue
             if all(step.action is None for step in trajectory.steps):
                 self._report.empty += 1
+            elif trajectory.id in self._shown["unanswered episode"]:
+                yield trajectory  # beside the limit, lest hopeless ones take all of it in every build
             elif left == 0:
                 self._report.waiting += 1
             else:
@@ -364,6 +368,8 @@ class LanguageModelBuilder:
             group = (stored.item.world, stored.item.grammar, stored.item.task_type)
             if stored.status != "retired":
                 (older if stored.id in self._shown[stage] else pending)[group].append(stored.item)
+        for of_group in pending.values():  # what found no answer before comes last, lest it block the others
+            of_group.sort(key=lambda item: item.id in self._shown[f"unanswered {stage}"])
         size = self._settings.episodes_per_call
         while pending and not self._report.stopped:
             asked: list[tuple[Group, dict[str, Attempt], _Question[A], Any]] = []
@@ -380,7 +386,8 @@ class LanguageModelBuilder:
             answers = self._ask([made for _, _, made, _ in asked])
             for (group, shown, _, context), answer in zip(asked, answers, strict=True):
                 if answer is None:
-                    pending.pop(group)  # waits for the next build
+                    self._wait(stage, [attempt.episode.id for attempt in shown.values()])
+                    pending.pop(group)
                     continue
                 before = len(self._report.refused)
                 apply(group, answer, context, shown)
@@ -759,6 +766,12 @@ class LanguageModelBuilder:
         }
         self._append(line)
         self._shown[stage].update(ids)
+
+    def _wait(self, stage: str, ids: list[str]) -> None:
+        """Note what found no answer and waits for the next build (a build that has stopped did not ask)."""
+        if not self._report.stopped:
+            self._append({"stage": f"unanswered {stage}", "round": self._report.round, "shown": ids})
+            self._shown[f"unanswered {stage}"].update(ids)
 
     def _append(self, line: dict[str, Any]) -> None:
         self._journal.parent.mkdir(parents=True, exist_ok=True)

@@ -397,6 +397,23 @@ def test_requests_that_are_too_long_do_not_stop_the_build(bench: Bench) -> None:
     assert all("HTTP 400: context too long" in fault.reason for fault in report.faults)
 
 
+def test_hopeless_trajectories_do_not_take_the_limit_of_every_build(bench: Bench) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        return Reply("no") if kind(body) == "episode" and "failure" in material(body) else able(body)
+
+    written = [bench.build(answer, round, max_trajectories=2).written["episode"] for round in range(4)]
+    assert sum(written) == 4  # all that can be told, though every second one cannot
+
+
+def test_an_unanswered_prompt_does_not_block_what_is_new(bench: Bench) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        return Reply("no") if kind(body) == "procedures" and "lamp 0" in material(body) else able(body)
+
+    assert bench.build(answer, episodes_per_call=4).written["procedure"] == 0
+    bench.store.add_trajectories([trajectory(number, True) for number in range(20, 24)])
+    assert bench.build(answer, 1, episodes_per_call=4).written["procedure"] == 1
+
+
 def test_trajectories_without_an_action_are_counted(bench: Bench) -> None:
     bench.store.add_trajectories([Trajectory(source="s", world="rooms", grammar="g", task="none")])
     assert bench.build(able).empty == 1
