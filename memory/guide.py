@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,10 +18,12 @@ from memory.grammar import ActionGrammar, kind
 from memory.instantiate import (
     INSTRUCTIONS,
     Situation,
+    instantiate_by_builder,
     instantiate_offline,
     instantiation_prompt,
     parse_instantiation,
 )
+from memory.language_model import LanguageModel
 from memory.lifting import fit_grammar
 from memory.predicates import PredicateHost, history_entry, make_context
 from memory.records import MemoryRecordError, Predicate, PrincipleItem, Trajectory
@@ -56,7 +58,7 @@ class Memory:
         settings: of use; ``settings.mode`` must not be ``none``.
         grammar: name of the action grammar of the world that is played; items of another one are left out.
         host: evaluates predicates; None only where nothing is regulated.
-        builder: answers for ``instantiation: builder``.
+        builder: the model that ``instantiation: builder`` asks.
 
     Raises:
         MemoryRecordError: ``instantiation: builder`` without one, or regulation without a host.
@@ -71,11 +73,11 @@ class Memory:
         grammar: str,
         embedder: Embedder,
         host: PredicateHost | None,
-        builder: Ask | None = None,
+        builder: LanguageModel | None = None,
     ) -> None:
         if settings.instantiation == "builder" and builder is None:
             raise MemoryRecordError(
-                "memory.instantiation: 'builder' needs a builder model; bind one, or set it to policy or offline"
+                "memory.instantiation: 'builder' needs memory.builder.model; name it, or set it to policy or offline"
             )
         if host is None and settings.mode in ("direct", "full") and settings.attempts:
             raise MemoryRecordError(
@@ -115,8 +117,10 @@ class Memory:
         return LevelIndex(0, entries, self.embedder)
 
     def close(self) -> None:
-        """Close the store and the host that it was given."""
+        """Close the store, the host and the builder's model that it was given."""
         self.store.close()
+        if self.builder is not None:
+            self.builder.close()
         if self.host is not None:
             self.host.close()
 
@@ -188,7 +192,7 @@ class Guide:
         if self.settings.attempts:
             for item in kept:
                 if not item.suppressed and levels[item.item].status in self.settings.block_statuses:
-                    self._activate(item)
+                    self._activate(item, levels[item.item].status)
         return text
 
     async def _instantiate(self, found: Retrieved, situation: Situation, ask: Ask | None) -> Instantiation:
@@ -199,14 +203,16 @@ class Guide:
             made = Instantiation(item=found.item, text=item.text())
         elif self.settings.instantiation == "offline":
             made = instantiate_offline(item, situation, self._memory.names)
+        elif self.settings.instantiation == "builder":
+            assert self._memory.builder is not None  # checked when the memory was made
+            made = await asyncio.to_thread(instantiate_by_builder, self._memory.builder, item, situation)
         else:
-            teller = self._memory.builder if self.settings.instantiation == "builder" else ask
-            if teller is None:
+            if ask is None:
                 raise MemoryRecordError(
                     "memory.instantiation: 'policy' needs a player that is a language model; set it to offline"
                 )
             try:
-                answer = await teller(INSTRUCTIONS, instantiation_prompt(item, situation))
+                answer = await ask(INSTRUCTIONS, instantiation_prompt(item, situation))
             except ValueError as error:
                 return Instantiation(item=found.item, reason=f"the question does not fit: {error}")
             made = parse_instantiation(found.item, answer)
@@ -249,10 +255,15 @@ class Guide:
             cut = "\n".join([*lines[: len(lines) // 2], "[…]", *lines[len(lines) // 2 :]])
         return cut
 
-    def _activate(self, made: Instantiation) -> None:
+    def _activate(self, made: Instantiation, status: str) -> None:
+        """Let the item block, if it has a predicate that passed its newest audit (a candidate may have had none)."""
         item = self._memory.store.item(made.item).item
-        if isinstance(item, PrincipleItem) and item.predicate is not None:
-            self._active[made.item] = _Active(item.predicate, made.text, fire_rate(self._memory.store, made.item))
+        if not isinstance(item, PrincipleItem) or item.predicate is None:
+            return
+        audits = self._memory.store.judgements(made.item, "audit")
+        verdict = audits[-1].verdict if audits else {}
+        if status == "candidate" or verdict.get("decision") == "passed":
+            self._active[made.item] = _Active(item.predicate, made.text, fire_rate(verdict))
 
     async def regulate(
         self,
@@ -374,10 +385,9 @@ def shuffle_words(text: str, seed: str, count: Callable[[str], int]) -> str:
     return min(others, key=lambda other: abs(count(other) - wanted), default=text)
 
 
-def fire_rate(store: Store, item: str) -> float:
-    """The share of steps on which the newest audit saw the item's predicate fire; 0 where there was none."""
-    audits = store.judgements(item, "audit")
-    checks: Any = audits[-1].verdict.get("checks", []) if audits else []
+def fire_rate(audit: Mapping[str, Any]) -> float:
+    """The share of steps on which an audit (see :meth:`memory.audit.Audit.record`) saw a predicate fire; else 0."""
+    checks = audit.get("checks", [])
     return next((float(check["estimate"] or 0.0) for check in checks if check["name"] == "trigger_rate"), 0.0)
 
 

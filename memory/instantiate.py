@@ -1,7 +1,8 @@
 """A principle becomes one operational constraint for the situation at hand, or is suppressed with a reason.
 
-By a model (:func:`instantiation_prompt`, :func:`parse_instantiation`), or offline (:func:`instantiate_offline`), by
-what the principle says of its condition and scope. A model's answer is untrusted: one line of it is used at most.
+By the policy (:func:`instantiation_prompt`, :func:`parse_instantiation`), by the builder
+(:func:`instantiate_by_builder`), or offline (:func:`instantiate_offline`), by what the principle says of its condition
+and scope. A model's answer is untrusted: one line of it is used at most.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
+from memory.language_model import BudgetSpent, LanguageModel, UnusableAnswer
 from memory.records import PrincipleItem
 from memory.usage import Instantiation
 
@@ -27,12 +31,15 @@ class Situation:
     plan: str = ""
 
 
-INSTRUCTIONS = """\
+_QUESTION = """\
 You decide whether a rule learnt in earlier games helps in this one, and say what it means here. The task's own \
-instructions take precedence over the rule. Answer with one line, in one of these two forms:
+instructions take precedence over the rule."""
+
+INSTRUCTIONS = f"""\
+{_QUESTION} Answer with one line, in one of these two forms:
 Constraint: <one short instruction for this task, naming what is here>
 Suppress: <why the rule does not apply here>"""
-"""The system prompt of an instantiation."""
+"""The system prompt of an instantiation by the policy."""
 
 
 def instantiation_prompt(principle: PrincipleItem, situation: Situation) -> str:
@@ -46,6 +53,31 @@ def instantiation_prompt(principle: PrincipleItem, situation: Situation) -> str:
         "Constraint or Suppress?",
     ]
     return "\n".join(part for part in parts if part)
+
+
+class BuilderAnswer(BaseModel):
+    """``text``: one short instruction for this task, naming what is here; or, where the rule does not apply, why."""
+
+    applies: bool
+    text: str
+
+
+def instantiate_by_builder(model: LanguageModel, principle: PrincipleItem, situation: Situation) -> Instantiation:
+    """Ask the builder's model, whose answers are cached; what cannot be used, or paid for, suppresses the item.
+
+    Raises:
+        LanguageModelFault: the request failed for good.
+    """
+    messages = [
+        {"role": "system", "content": f"{_QUESTION} {BuilderAnswer.__doc__}"},
+        {"role": "user", "content": instantiation_prompt(principle, situation)},
+    ]
+    try:
+        answer = model.structured(messages, BuilderAnswer)
+    except (BudgetSpent, UnusableAnswer) as fault:
+        return Instantiation(item=principle.id, reason=_shortened(str(fault)))
+    word = "Constraint" if answer.applies else "Suppress"
+    return parse_instantiation(principle.id, f"{word}: {' '.join(answer.text.split())}")
 
 
 def instantiate_offline(principle: PrincipleItem, situation: Situation, names: Collection[str]) -> Instantiation:

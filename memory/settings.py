@@ -70,7 +70,7 @@ class MemorySettings(Settings):
     prompt_statuses: list[Status] = ["candidate", "audited", "validated"]
     """Which status may enter a prompt. Candidates and audited ones are marked as hypotheses."""
     block_statuses: list[Status] = ["audited", "validated"]
-    """Whose predicates may have an action taken back."""
+    """Whose predicates may have an action taken back, if they passed their newest audit (candidates: unaudited)."""
     attempts: Count = 3
     """Most resamples of an action that violates a predicate; then the original is played. 0: no regulation."""
     instantiation: Literal["policy", "builder", "offline"] = "offline"

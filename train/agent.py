@@ -14,6 +14,7 @@ from envs.base import EnvFault, StepResult, Task
 from envs.pool import EnvPool, Session
 from memory.embedding import EmbeddingFault
 from memory.instantiate import Situation
+from memory.language_model import LanguageModelFault
 from memory.usage import MemoryUse, Regulation
 from train.chat import ChatModel, Generation, ModelFault, Sampling
 from train.config import AgentConfig
@@ -284,7 +285,7 @@ class PolicyPlayer:
                 )
                 situation = replace(situation, plan=" ".join(plan.split()))
             return await guide.open(situation, ask)
-        except (EmbeddingFault, ValueError) as error:
+        except (EmbeddingFault, LanguageModelFault, ValueError) as error:
             raise ModelFault(str(error)) from None
 
     async def _aside(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from memory.builder_settings import BuilderSettings
 from memory.settings import MemorySettings
 
 
@@ -270,6 +271,22 @@ class TrackingConfig(Section):
     tags: list[str] = []
 
 
+class MemoryConfig(MemorySettings):
+    """The memory: how it is used in an episode, and who builds it."""
+
+    builder: BuilderSettings = BuilderSettings()
+    """Its model also answers for ``instantiation: builder``."""
+
+    @model_validator(mode="after")
+    def _builder_is_named(self) -> MemoryConfig:
+        if self.instantiation == "builder" and self.builder.model is None:
+            raise ValueError(
+                "instantiation 'builder' needs builder.model.url and builder.model.model; give both, or set it to "
+                "policy or offline"
+            )
+        return self
+
+
 class Config(Section):
     run: RunConfig
     model: ModelConfig = ModelConfig()
@@ -277,7 +294,7 @@ class Config(Section):
     env: EnvConfig = HouseholdConfig()
     pool: PoolConfig = PoolConfig()
     agent: AgentConfig = AgentConfig()
-    memory: MemorySettings | None = None
+    memory: MemoryConfig | None = None
     lora: LoraConfig = LoraConfig()
     warm_start: WarmStartConfig | None = None
     rejection: RejectionConfig | None = None

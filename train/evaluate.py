@@ -79,7 +79,7 @@ async def evaluate(
         "task_set": config.eval.tasks,
         "manifest_hash": task_set_hash(list(tasks)),
         "env": config.env.model_dump(mode="json"),
-        "memory": None if memory is None else {"snapshot": memory.snapshot, **memory.settings.model_dump(mode="json")},
+        "memory": None if memory is None else {"snapshot": memory.snapshot, **_use_of(memory)},
         "prompting": config.agent.model_dump(mode="json"),
         "temperature": config.eval.temperature,
         "seeds": list(range(config.eval.seeds)),
@@ -106,6 +106,11 @@ async def evaluate(
     }
     write_json(folder / "evals" / f"{phase}.json", result)
     return result
+
+
+def _use_of(memory: Memory) -> dict[str, Any]:
+    """The settings of use; not who built it, nor its address, which may hold a password."""
+    return memory.settings.model_dump(mode="json", exclude={"store", "builder"})
 
 
 def check_held_out(provenance: Collection[tuple[str, str]], tasks: Sequence[Task], name: str) -> None:

@@ -6,22 +6,21 @@ from pathlib import Path
 
 from envs.cache import cache_folder
 from memory.embedding import make_embedder
-from memory.guide import Ask, Memory, ledger_entries
+from memory.guide import Memory, ledger_entries
+from memory.language_model import LanguageModel
 from memory.predicates import PredicateHost
-from memory.settings import MemorySettings
 from memory.store import LedgerEntry, Store
+from train.config import MemoryConfig
 from train.ingest import GRAMMARS
 from train.trajectory import Episode
 
 
-def store_url(settings: MemorySettings, folder: Path) -> str:
+def store_url(settings: MemoryConfig, folder: Path) -> str:
     """Address of the store that a run in ``folder`` uses."""
     return settings.store or f"sqlite:///{folder / 'memory.db'}"
 
 
-def open_memory(
-    settings: MemorySettings | None, world: str, folder: Path, *, builder: Ask | None = None
-) -> Memory | None:
+def open_memory(settings: MemoryConfig | None, world: str, folder: Path) -> Memory | None:
     """What the players of a phase in ``world`` are guided by; None without a section ``memory``, or with mode ``none``.
 
     It is the store as it is now: open it anew after the store has learnt. Close it after its last episode.
@@ -31,6 +30,7 @@ def open_memory(
     """
     if settings is None or settings.mode == "none":
         return None
+    asks, model = settings.instantiation == "builder", settings.builder.model
     regulates = settings.mode in ("direct", "full") and settings.attempts > 0
     return Memory(
         Store(store_url(settings, folder), create=settings.store is None),
@@ -38,7 +38,7 @@ def open_memory(
         grammar=GRAMMARS.get(world, world),
         embedder=make_embedder(settings.embedder, cache_folder() / "vectors.db"),
         host=PredicateHost() if regulates else None,
-        builder=builder,
+        builder=LanguageModel(model, folder / "builder" / "calls") if asks and model else None,
     )
 
 

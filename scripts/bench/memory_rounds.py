@@ -128,28 +128,20 @@ async def play(args: argparse.Namespace, pool: Any, store: Any, host: Any, jobs:
 
 def learn(args: argparse.Namespace, store: Any, host: Any, episodes: list[Any], number: int) -> dict[str, Any]:
     """Build from all that was collected, and let the audit decide what may block."""
-    from memory.audit import audit
+    from memory.audit import audit_store
     from memory.builder_settings import BuilderSettings
     from memory.distil import distil
     from memory.embedding import make_embedder
-    from memory.guide import GRAMMAR_TRAJECTORIES, learn_words
     from memory.settings import EmbedderSettings
     from train.ingest import trajectory_of
 
     store.add_trajectories(trajectory_of(episode, "memory-rounds", number) for episode in episodes)
     embedder = make_embedder(EmbedderSettings(kind=args.embedder), args.out / "vectors.db")
     distil(store, BuilderSettings(), embedder, args.out / "builder", round=number)
-    trajectories = list(store.trajectories())
-    forms, _ = learn_words(trajectories[:GRAMMAR_TRAJECTORIES])
-    active = {stored.id: stored.item for stored in store.items(3) if stored.status != "retired"}
-    for id, verdict in audit(active, trajectories, forms.parse, host).items():
-        store.judge(id, "audit", verdict.record(), number)
-        if verdict.decision != "open":
-            status = "audited" if verdict.decision == "passed" else "rejected"
-            store.set_status(id, status, verdict.reason or "passed the audit", number)
+    audit_store(store, host, round=number)
     principles = store.items(3)
     return {
-        "trajectories": len(trajectories),
+        "trajectories": sum(1 for _ in store.trajectories()),
         "statuses": dict(Counter(stored.status for stored in principles)),
         "principles": [[stored.status, stored.item.text()] for stored in principles if stored.status != "retired"],
     }

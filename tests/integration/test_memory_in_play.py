@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from envs.pool import EnvPool
 from envs.tasksets import load_task_set
-from memory.audit import audit
+from memory.audit import audit_store
 from memory.distil import build_offline
 from memory.embedding import MiniLMEmbedder, make_embedder
-from memory.guide import HEADER, Memory, learn_words
+from memory.guide import HEADER, Memory
 from memory.predicates import PredicateHost
 from memory.settings import EmbedderSettings, MemorySettings
 from memory.store import Store
@@ -80,13 +80,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with Store(f"sqlite:///{folder}/memory.db") as store, PredicateHost() as host:
         store.add_trajectories(trajectory_of(episode, "test") for episode in asyncio.run(play()))
         assert build_offline(store).rejected == []
-        trajectories = list(store.trajectories())
-        principles = {stored.id: stored.item for stored in store.items(3)}
-        forms, _ = learn_words(trajectories)
-        for id, verdict in audit(principles, trajectories, forms.parse, host).items():  # type: ignore[arg-type]
-            store.judge(id, "audit", verdict.record())
-            if verdict.decision == "passed":
-                store.set_status(id, "audited", "passed")
+        audit_store(store, host)
         assert store.items(3, statuses=["audited"])
         yield store
 

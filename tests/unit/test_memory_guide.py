@@ -95,6 +95,12 @@ def fill(store: Store) -> None:
     assert report.rejected == []
     for rule in (OPEN_FIRST, BROKEN):
         store.set_status(rule.id, "audited", "test")
+        store.judge(rule.id, "audit", passed(0.1).record())
+
+
+def passed(rate: float) -> Audit:
+    """An audit that saw a predicate fire on ``rate`` of the steps."""
+    return Audit((Check("trigger_rate", "passed", rate, 0.0, 1.0, 1, 9, "fires"),), 9, 9)
 
 
 def memory(store: Store, host: PredicateHost | None, **settings: Any) -> Memory:
@@ -200,7 +206,7 @@ def test_a_model_instantiates(store: Store, host: PredicateHost) -> None:
     assert became[OPEN_FIRST.id].text == "open box 1 before you take the pen"
     assert became[NO_DESK.id].reason == "the question does not fit: too long"
     assert became[BROKEN.id].reason == "unparsable answer: 'Hm.'"
-    with pytest.raises(MemoryRecordError, match="needs a builder model"):
+    with pytest.raises(MemoryRecordError, match=r"needs memory\.builder\.model; name it"):
         memory(store, host, instantiation="builder")
     with pytest.raises(MemoryRecordError, match="needs a player that is a language model"):
         opened(memory(store, host, instantiation="policy"))
@@ -252,6 +258,11 @@ def test_only_audited_and_validated_predicates_block(store: Store, host: Predica
     assert feedback == []
     assert regulation is not None
     assert OPEN_FIRST.id not in {check.item for check in regulation.checks}
+    chosen = memory(store, host, block_statuses=["candidate"])
+    assert regulate(opened(chosen), "take pen 1 from box 1", ["open box 1"])[1]
+    store.set_status(OPEN_FIRST.id, "validated", "test")
+    store.judge(OPEN_FIRST.id, "audit", {"decision": "failed"})
+    assert regulate(opened(memory(store, host)), "take pen 1 from box 1", [])[1] == []
     assert regulate(opened(memory(store, None, attempts=0)), "take pen 1 from box 1", [])[0] is None
     with pytest.raises(MemoryRecordError, match=r"memory\.attempts: 3 in mode 'full' needs a PredicateHost"):
         memory(store, None)
@@ -270,8 +281,8 @@ def test_a_predicate_that_raises_is_switched_off_for_the_episode(store: Store, h
 
 
 def test_the_control_says_as_much_in_another_order_and_objects_at_random(store: Store) -> None:
-    rate = Check("trigger_rate", "passed", 0.25, 0.2, 0.3, 25, 100, "fires at 25 of 100 steps")
-    store.judge(OPEN_FIRST.id, "audit", Audit((rate,), 100, 9).record())
+    store.judge(OPEN_FIRST.id, "audit", passed(0.25).record())
+    store.judge(BROKEN.id, "audit", passed(0.0).record())
     control = memory(store, None, mode="shuffled")
     use = opened(control).use
     full = opened(memory(store, None, attempts=0)).use

@@ -1,15 +1,21 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memory.builder_settings import LanguageModelSettings
 from memory.instantiate import (
     LONGEST_CONSTRAINT,
     Situation,
+    instantiate_by_builder,
     instantiate_offline,
     instantiation_prompt,
     parse_instantiation,
 )
+from memory.language_model import LanguageModel, LanguageModelFault
 from memory.records import PrincipleItem
+from tests.scripted_server import Reply, ScriptedServer
 
 pytestmark = pytest.mark.unit
 
@@ -74,6 +80,39 @@ def test_the_prompt_holds_situation_and_rule() -> None:
         "Task: win\nYou see: A room.\nPlan: I look.\n"
         "Rule: When you want to take something: open the box first.\nScope of the rule: boxes\nConstraint or Suppress?"
     )
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "reason"),
+    [
+        (Reply('{"applies": true, "text": "open box 1\\nfirst"}'), "open box 1 first", ""),
+        (Reply('{"applies": false, "text": "no box"}'), "", "no box"),
+        (Reply('{"applies": true, "text": ""}'), "", "unparsable answer: 'Constraint:'"),
+        (Reply("I think so."), "", "model 'm': no usable answer in 1"),
+    ],
+)
+def test_the_builder_answers_in_json(tmp_path: Path, reply: Reply, text: str, reason: str) -> None:
+    with ScriptedServer(lambda body: reply) as server:
+        model = LanguageModel(LanguageModelSettings(url=server.url, model="m", reasks=0), tmp_path)
+        made = instantiate_by_builder(model, principle(), SITUATION)
+        model.close()
+    assert (made.text, made.reason[: len(reason)]) == (text, reason)
+    ((_, body),) = server.requests
+    assert "take precedence" in body["messages"][0]["content"]
+    assert "Rule: When you want to take something" in body["messages"][1]["content"]
+    assert made.suppressed == bool(reason)
+
+
+def test_a_builder_that_is_spent_suppresses_and_one_that_is_gone_is_a_fault(tmp_path: Path) -> None:
+    settings = LanguageModelSettings(url="http://127.0.0.1:9", model="m", max_calls=1, tries=1)
+    model = LanguageModel(settings, tmp_path)
+    with pytest.raises(LanguageModelFault):
+        instantiate_by_builder(model, principle(), SITUATION)
+    made = instantiate_by_builder(
+        LanguageModel(settings.model_copy(update={"max_calls": 0}), tmp_path), principle(), SITUATION
+    )
+    assert made.suppressed
+    model.close()
 
 
 def test_offline_a_rule_without_names_applies() -> None:
