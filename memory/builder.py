@@ -186,6 +186,7 @@ class LanguageModelBuilder:
         self._settings = settings
         self._journal = folder / "build.jsonl"
         self._tell = tell
+        self._wrote: list[str] = []
         self._shown = self._read_journal()
         self._failures = 0
         self._report = BuildReport()
@@ -389,7 +390,7 @@ class LanguageModelBuilder:
                     self._wait(stage, [attempt.episode.id for attempt in shown.values()])
                     pending.pop(group)
                     continue
-                before = len(self._report.refused)
+                before, self._wrote = len(self._report.refused), []
                 apply(group, answer, context, shown)
                 ids = [attempt.episode.id for attempt in shown.values()]
                 self._note(stage, prompt, group, ids, answer, self._report.refused[before:])
@@ -587,7 +588,7 @@ class LanguageModelBuilder:
                 continue
             assert isinstance(stored.item, PrincipleItem)
             where = f"predicate of {stored.id}"
-            before = len(self._report.refused)
+            before, self._wrote = len(self._report.refused), []
             wrong = self._compile_problem(answer)
             if not answer.trigger.strip():
                 self._report.judged["no check possible"] += 1
@@ -714,6 +715,7 @@ class LanguageModelBuilder:
             self._refuse(where, f"{id}: {reason}")
         if item.id in written.accepted:
             self._report.written[kind] += 1
+            self._wrote.append(item.id)
             return True
         if item.id not in written.known:
             return False
@@ -761,10 +763,12 @@ class LanguageModelBuilder:
             "round": self._report.round,
             "group": list(group),
             "shown": ids,
+            "wrote": self._wrote,
             "answer": answer.model_dump(mode="json"),
             "refused": [f"{item.where}: {item.reason}" for item in refused],
         }
         self._append(line)
+        self._wrote = []
         self._shown[stage].update(ids)
 
     def _wait(self, stage: str, ids: list[str]) -> None:
@@ -782,20 +786,31 @@ class LanguageModelBuilder:
         return Attempt(episode, self._store.trajectory(episode.trajectory))
 
     def _read_journal(self) -> dict[str, set[str]]:
+        """What each stage was shown; a line counts if what it wrote is in this memory (it may be another, or an older
+        copy: then the stage is shown its material again, and the cache answers)."""
         shown: dict[str, set[str]] = defaultdict(set)
         if not self._journal.is_file():
             return shown
         *lines, last = self._journal.read_text(encoding="utf-8").split("\n")
-        if last:  # a kill cut it: the stage is asked again, and the cache answers
+        if last:  # a kill cut it
             self._journal.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        entries: list[tuple[str, list[str], list[str]]] = []
         for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
-                shown[entry["stage"]].update(entry["shown"])
+                entries.append((entry["stage"], entry["shown"], entry.get("wrote", [])))
             except (ValueError, KeyError, TypeError):
                 raise MemoryRecordError(
                     f"{self._journal}: line {number} is damaged; remove it (its episodes are then shown again)"
                 ) from None
+        ids = {id for _, _, wrote in entries for id in wrote}
+        known = self._store.find(ids)
+        if ids and not known:
+            self._tell(f"{self._journal} is of another memory: everything is shown anew")
+            return shown
+        for stage, seen, wrote in entries:
+            if all(id in known for id in wrote):
+                shown[stage].update(seen)
         return shown
 
 

@@ -17,6 +17,7 @@ from memory.distil import distil
 from memory.embedding import EmbeddingFault, make_embedder
 from memory.formats import Labels, Problem
 from memory.records import MemoryRecordError, Trajectory
+from memory.schema import memory_url
 from memory.settings import EmbedderSettings
 from memory.store import Store
 from train.chat import ModelFault
@@ -97,6 +98,16 @@ def build(store: Store, folder: Path, config: Path | None, overrides: Sequence[s
         typer.echo(plain(line))
     if isinstance(report.built, BuildReport) and report.built.failed:
         raise ModelFault(report.built.stopped)
+
+
+def build_folder(where: str) -> Path:
+    """Where a builder keeps its files for the store that a user named: beside an SQLite file, else here."""
+    url = memory_url(where)
+    return (
+        Path(url.removeprefix("sqlite:///")).with_suffix(".build")
+        if url.startswith("sqlite:///")
+        else Path("memory.build")
+    )
 
 
 def build_config(config: Path | None, overrides: Sequence[str], builder: str) -> BuildConfig:

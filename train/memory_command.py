@@ -97,7 +97,8 @@ def build(
         Path | None, typer.Option(help="A YAML file with settings (fields: memory/builder_settings.py).")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where a model's answers and the journal are kept; default: memory-build.")
+        Path | None,
+        typer.Option(help="Where a model's answers and the journal are kept; default: beside the memory file."),
     ] = None,
     round: Annotated[int, typer.Option(min=0, help="The round that new records are stamped with.")] = 0,
     store: StoreOption = DEFAULT_STORE,
@@ -105,13 +106,17 @@ def build(
     """Build episodes, procedures and principles from what is new, and merge what says the same.
 
     By a language model: saga memory build --builder model model.url=https://api.openai.com model.model=NAME
-    model.max_cost=5 model.price_in=2 model.price_out=8 (the key: environment variable OPENAI_API_KEY, or the one that
-    model.key names). Answers are cached: building the same again costs nothing.
+
+    With a limit: model.max_cost=5 model.price_in=2 model.price_out=8 (prices per million tokens).
+
+    The key is read from the environment variable OPENAI_API_KEY, or the one that model.key names. Answers are cached:
+    building the same again costs nothing.
     """
     from train.memory_build import build as run
+    from train.memory_build import build_folder
 
     with open_store(store) as opened:
-        run(opened, folder or Path("memory-build"), config, overrides or [], builder.value if builder else "", round)
+        run(opened, folder or build_folder(store), config, overrides or [], builder.value if builder else "", round)
 
 
 @app.command()

@@ -75,13 +75,13 @@ def test_build_by_a_model_and_without(files: Path, monkeypatch: pytest.MonkeyPat
 
     with ScriptedServer(answer) as server:
         arguments = ["build", "--builder", "model", f"model.url={server.url}", "model.model=m", "model.price_in=10",
-                     "embedder.kind=hashing", "--folder", "built"]  # fmt: skip
+                     "embedder.kind=hashing"]  # fmt: skip
         code, said = saga(*arguments)
         assert code == 0
         assert "new records: episode 3" in said
         assert "calls: 5 paid, 0 from the cache; 500 + 50 tokens, cost 0.0050" in said
         assert "calls: 0 paid" in saga(*arguments, "--round", "1")[1]
-    assert len(list((files / "built" / "calls").glob("*.json"))) == 5
+    assert len(list((files / "memory.build" / "calls").glob("*.json"))) == 5
 
 
 def test_a_server_that_refuses_is_an_error_after_the_report(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

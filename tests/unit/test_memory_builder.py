@@ -434,6 +434,17 @@ def test_a_build_goes_on_after_a_kill_and_names_a_damaged_journal(bench: Bench) 
         bench.build(able)
 
 
+def test_the_journal_of_another_memory_does_not_count(bench: Bench, tmp_path: Path) -> None:
+    first = bench.build(able)
+    other = Bench(tmp_path / "other")
+    other.store.add_trajectories(TRAJECTORIES)
+    for name in ("calls", "build.jsonl"):
+        (other.folder / name).symlink_to(bench.folder / name)
+    assert other.build(able).written == first.written
+    assert other.requests == []
+    other.store.close()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_server_that_errs_in_every_way_loses_nothing(bench: Bench, seed: int) -> None:
     """Half of the requests meet a fault, of every kind in turn; three builds in a row have to mend it."""
