@@ -658,9 +658,10 @@ class LanguageModelBuilder:
 
     def _rows(self, known: dict[str, Stored]) -> list[tuple[str, Any, str]]:
         rows = []
+        counts = self._store.count_links([stored.id for stored in known.values()])
         for alias, stored in known.items():
-            relations = Counter(link.relation for link in self._store.links(upper=stored.id))
-            standing = f"{stored.status}, supported {relations['supports']}x, contradicted {relations['contradicts']}x"
+            for_, against = (counts[stored.id].get(relation, 0) for relation in ("supports", "contradicts"))
+            standing = f"{stored.status}, supported {for_}x, contradicted {against}x"
             if stored.status == "rejected":
                 standing += f": {stored.reason}"
             rows.append((alias, stored.item, standing))

@@ -7,7 +7,7 @@ it can still be traced.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -71,7 +71,7 @@ def consolidate(
             if stored.status not in _OUT_OF_USE:
                 scopes[stored.item.world, stored.item.grammar].append(stored)
         for scope, members in sorted(scopes.items()):
-            support = {stored.id: _support(store, stored, level) for stored in members}
+            support = _support(store, members, level)
             kept = _merge_duplicates(store, members, support, embedder, settings.similarity, round, report)
             _remove_surplus(store, kept, support, limit, f"{'/'.join(scope)}", round, report)
     return report
@@ -128,12 +128,13 @@ def _forms(item: ProcedureItem) -> frozenset[str]:
     return frozenset(_SLOT.sub("{}", " ".join(step.lower().split())) for step in item.steps)
 
 
-def _support(store: Store, stored: Stored, level: int) -> int:
-    """Supporting less contradicting links; an episode rests on its one trajectory."""
+def _support(store: Store, members: Sequence[Stored], level: int) -> dict[str, int]:
+    """Supporting less contradicting links of each; an episode rests on its one trajectory."""
+    ids = [stored.id for stored in members]
     if level == 1:
-        return 1
-    counts = Counter(link.relation for link in store.links(upper=stored.id))
-    return counts["supports"] - counts["contradicts"]
+        return dict.fromkeys(ids, 1)
+    counts = store.count_links(ids)
+    return {id: counts[id].get("supports", 0) - counts[id].get("contradicts", 0) for id in ids}
 
 
 def _merge_duplicates(
