@@ -75,7 +75,7 @@ def relevant(events: Sequence[Event], goal: str) -> list[Event]:
             kept.append(event)
             unseen = (unseen | set(event.args)) - shown
             names.update(event.args)
-    return _without_repeats(kept[::-1])
+    return _without_detours(_without_repeats(kept[::-1]))
 
 
 def _without_repeats(events: list[Event]) -> list[Event]:
@@ -89,6 +89,20 @@ def _without_repeats(events: list[Event]) -> list[Event]:
             else:
                 at += 1
     return events
+
+
+def _without_detours(events: list[Event]) -> list[Event]:
+    """Without actions that are played again before anything needed them: their names, or what they brought to view."""
+    kept = []
+    for number, event in enumerate(events):
+        until = next((n for n, later in enumerate(events[number + 1 :]) if later.action == event.action), None)
+        if until is not None and event.args:
+            between = events[number + 1 : number + 1 + until]
+            names = {name for later in between for name in later.args}
+            if names.isdisjoint(event.args) and not any(mentions(event.result, name) for name in names):
+                continue
+        kept.append(event)
+    return kept
 
 
 def lift_events(events: Sequence[Event]) -> Lifted:

@@ -33,7 +33,6 @@ Name = Literal[
     "listed",
     "never",
     "repeats_refused",
-    "repeats_last",
     "repeats",
     "form",
 ]
@@ -51,9 +50,8 @@ class Condition:
       goal. ``kind``: name ``slot`` is an instance of ``text``. ``shown``: the present observation says ``text``, in
       which ``{i}`` stands for name i.
     - ``listed``: the action is among the admissible ones, where these are known. ``never``: holds nowhere.
-    - ``repeats_last``: the last action was the same and was refused. ``repeats_refused``: the same was refused and
-      nothing was taken since. ``repeats``: the same was played at least ``slot`` times. ``form``: the action is of one
-      of ``forms``.
+    - ``repeats_refused``: the same was refused and nothing was taken since. ``repeats``: the same was played at least
+      ``slot`` times. ``form``: the action is of one of ``forms``.
     """
 
     name: Name
@@ -66,7 +64,7 @@ class Condition:
     @property
     def complexity(self) -> int:
         """Which of several conditions that tell the same occasions apart is the plainest (lower: plainer)."""
-        base = {"never": 0, "listed": 1, "done": 2, "current": 3, "kind": 3, "goal": 3, "in_view": 3, "repeats_last": 3}
+        base = {"never": 0, "listed": 1, "done": 2, "current": 3, "kind": 3, "goal": 3, "in_view": 3}
         anyhow = sum(column[1] == ANY for column in self.columns)
         return 2 * base.get(self.name, 4) + 2 * (self.name in ("since", "previous")) + anyhow
 
@@ -133,9 +131,6 @@ class Condition:
             return f"action.verb in [{', '.join(map(quote, self.forms))}]"
         if self.name == "repeats":
             return f"size(history.filter(h, h.action == action.text)) >= {self.slot}"
-        if self.name == "repeats_last":
-            last = "history[size(history) - 1]"
-            return f"size(history) > 0 && {last}.action == action.text && !({_taken(last, refusals)})"
         return _latest(f"h.action == action.text || ({taken})", f"!({_taken(_LAST, refusals)})")
 
     def words(self) -> str:
@@ -169,8 +164,8 @@ class Condition:
         if self.name == "repeats":
             times = "once" if self.slot == 1 else f"{self.slot} times"
             return f"the same action has {'' if yes else 'not '}been played {times} already"
-        if self.name in ("repeats_last", "repeats_refused"):
-            return f"the same action was {'' if yes else 'not '}refused just before"
+        if self.name == "repeats_refused":
+            return f"the same action was {'' if yes else 'not '}refused before, and nothing was done since"
         forms = " or ".join(f"`{form}`" for form in self.forms)
         return f"the action is {'' if yes else 'not '}of the form {forms}"
 
@@ -200,7 +195,7 @@ def candidates(at: Occasions, *, pairs: bool) -> list[Condition]:
 
 def general_candidates(at: Occasions, verbs: Sequence[str], max_repeats: int) -> list[Condition]:
     """The conditions that might have to hold before any action; ``at``: the occasions of all forms."""
-    found = [Condition(name, False) for name in ("repeats_last", "repeats_refused")]
+    found = [Condition("repeats_refused", False)]
     found += [Condition("repeats", False, slot=times) for times in range(1, max_repeats + 1)]
     found += [Condition("form", False, forms=(verb,)) for verb in verbs]
     taken: dict[str, set[int]] = defaultdict(set)

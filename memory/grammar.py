@@ -187,10 +187,15 @@ def _cover(
 ) -> tuple[list[Pattern], set[str]]:
     """Greedy minimum description length over one group of distinct actions with the same first word.
 
-    Returns the patterns (most fixed words first) and the names that they bring to light.
+    A number never begins a name: it belongs to the word before it. Returns the patterns (most fixed words first) and
+    the names that they bring to light.
     """
     fits = {
-        pattern: {words: given for words in group if (given := _match(pattern, words))}
+        pattern: {
+            words: given
+            for words in group
+            if (given := _match(pattern, words)) and not any(name.split()[0].isdigit() for name in given)
+        }
         for pattern in _candidates(group)
     }
     fits = {pattern: found for pattern, found in fits.items() if len(found) > 1}

@@ -95,16 +95,12 @@ def gather(runs: Sequence[Run], verbs: Sequence[str]) -> dict[str, Occasions]:
         latest = -1
         counts: Counter[str] = Counter()
         refused_since: set[str] = set()
-        before: Event | None = None
         results: deque[str] = deque(maxlen=HISTORY)
         goal = run.trajectory.goal[:GOAL]
         for position, event in enumerate(run.events):
             everything = gathered[""]
             _append(everything, index, event, position, latest, counts)
             everything.truths[("repeats_refused", 0)].append(event.action in refused_since)
-            everything.truths[("repeats_last", 0)].append(
-                before is not None and before.refused and before.action == event.action
-            )
             listed = event.source.admissible
             everything.truths[("listed", 0)].append(not listed or event.action in listed)
             here = gathered.get(event.verb)
@@ -122,7 +118,6 @@ def gather(runs: Sequence[Run], verbs: Sequence[str]) -> dict[str, Occasions]:
                     here.truths[("shown", sentence)].append(fill(sentence, event.args) in observation)
             counts[event.action] += 1
             results.append(event.result[:RESULT])
-            before = event
             if event.refused:
                 refused_since.add(event.action)
                 continue

@@ -35,7 +35,7 @@ def phrase(finding: Finding, at: Occasions, world: str) -> Phrases:
     else:
         effect = "the task can still be solved"
         mechanism = "the world lets you, but episodes that did otherwise failed where others still succeeded"
-    if requirement.name in ("repeats_refused", "repeats_last"):
+    if requirement.name == "repeats_refused":
         mechanism = f'nothing has changed since, and the answer is "{usual_answer(finding, at)}" again'
     return Phrases(
         condition=_condition(rule),
@@ -65,7 +65,7 @@ def trigger(rule: Rule) -> str:
 
 def _condition(rule: Rule) -> str:
     name = rule.requirement.name
-    if name in ("repeats_refused", "repeats_last"):
+    if name == "repeats_refused":
         return "an action was refused"
     if name in ("repeats", "form", "listed"):
         return "you choose an action"
@@ -78,7 +78,7 @@ def _condition(rule: Rule) -> str:
 def _guidance(rule: Rule) -> str:
     requirement = rule.requirement
     columns = [f"`{shown(column)}`" for column in requirement.columns]
-    if requirement.name in ("repeats_refused", "repeats_last"):
+    if requirement.name == "repeats_refused":
         return "do something else first, not the same action again"
     if requirement.name == "repeats":
         return f"do not play the same action more than {_times(requirement.slot)}"

@@ -352,6 +352,8 @@ class Match:
     """Share of the steps at which it is violated that broke the rule."""
     recall: float
     """Share of the steps that broke the rule at which it is violated."""
+    stopped_well: float
+    """Share of the taken actions of successful episodes at which it is violated."""
 
     @property
     def found(self) -> bool:
@@ -361,7 +363,7 @@ class Match:
 def compare(predicate: Predicate, grammar: ActionGrammar, played: Sequence[Played]) -> Match:
     """Evaluate ``predicate`` at every step of ``played``, by the learnt ``grammar``."""
     program = cel.compile(compile_predicate(predicate).source)
-    fired = broke = both = 0
+    fired = broke = both = well = stopped = 0
     for one in played:
         history: list[dict[str, Any]] = []
         for step, truth in zip(one.trajectory.steps, one.broke, strict=True):
@@ -377,8 +379,11 @@ def compare(predicate: Predicate, grammar: ActionGrammar, played: Sequence[Playe
             )
             if truth is not None:
                 violated = program.execute(context) == 2
+                if one.trajectory.success and step.valid:
+                    well += 1
+                    stopped += violated
                 fired += violated
                 broke += truth
                 both += violated and truth
             history.append(history_entry(step.action, grammar.parse, step.result, step.valid))
-    return Match(both / fired if fired else 0.0, both / broke if broke else 0.0)
+    return Match(both / fired if fired else 0.0, both / broke if broke else 0.0, stopped / max(1, well))

@@ -144,3 +144,15 @@ def test_failures_and_other_types_teach_no_procedure() -> None:
     assert align(failed, "brighten", min_share=0.1, min_support=1, most=3) == []
     assert align([variant(0), variant(1)], "other", min_share=0.1, min_support=1, most=3) == []
     assert align([variant(0)], "brighten", min_share=0.1, min_support=2, most=3) == []
+
+
+def test_a_detour_that_nothing_needed_drops_out() -> None:
+    told = run(
+        0,
+        "walk to box 1 | Empty.",
+        "walk to shelf 1 | There is a cup 1.",
+        "grab cup 1 off shelf 1",
+        "walk to box 1 | Empty.",
+        "drop cup 1 into box 1",
+    )
+    assert [event.step for event in relevant(told.events, told.trajectory.goal)] == [1, 2, 3, 4]
