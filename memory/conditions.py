@@ -134,7 +134,7 @@ class Condition:
         return _latest(f"h.action == action.text || ({taken})", f"!({_taken(_LAST, refusals)})")
 
     def words(self) -> str:
-        """The condition as a clause: "`go to {1}` has been done before"."""
+        """The condition as a clause: "`rub {1}` has been done before"."""
         yes = self.positive
         mine = [f"`{shown(column)}`" for column in self.columns]
         name = f"{{{self.slot}}}"

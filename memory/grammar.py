@@ -23,7 +23,7 @@ _KEYWORDS = 8
 _USE_COST = 0.5
 """Cost of writing a known name into a slot; a word costs 1."""
 _TEMPLATE_COST = 6
-"""Cost of one more template with slots, besides its words: what keeps rare compounds ("a cup of tea") names."""
+"""Cost of one more template with slots, besides its words: what keeps rare compounds ("a pound of salt") names."""
 _ELLIPSIS = "…"
 
 Pattern = tuple[str | None, ...]
@@ -31,7 +31,7 @@ Pattern = tuple[str | None, ...]
 
 
 class ActionGrammar(Record):
-    """``templates``: actions with slots, as ``take {0} from {1}``, the more frequent ones first."""
+    """``templates``: actions with slots, as ``grab {0} off {1}``, the more frequent ones first."""
 
     templates: tuple[str, ...] = ()
 
@@ -97,7 +97,7 @@ def fill(template: str, names: Sequence[str]) -> str:
 
 
 def kind(name: str) -> str:
-    """What ``name`` is an instance of: the name without trailing numbers (``drawer 2`` -> ``drawer``)."""
+    """What ``name`` is an instance of: the name without trailing numbers (``box 2`` -> ``box``)."""
     words = name.split()
     while len(words) > 1 and words[-1].isdigit():
         words.pop()

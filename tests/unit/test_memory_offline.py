@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
 
+import memory
 from envs.base import Task
+from envs.household import PLACES, TASK_TYPES
 from memory.offline import Built, OfflineSettings, build
 from memory.records import (
     EpisodeItem,
@@ -190,3 +193,15 @@ def test_procedures_warn_in_their_own_slots() -> None:
         for pitfall in item.pitfalls:
             slots = {f"{{{number}}}" for number in range(9) if f"{{{number}}}" in pitfall}
             assert all(slot in text for slot in slots)
+
+
+def test_the_builder_knows_no_world() -> None:
+    folder = Path(memory.__file__).parent
+    modules = ("alignment", "conditions", "contrast", "grammar", "harm", "lifting", "occasions", "offline", "phrasing")
+    code = " ".join((folder / f"{module}.py").read_text() for module in modules)
+    words = set(re.findall(r"[a-z_]+", code.lower()))
+    names = {name.lower() for name in (*PLACES, *(place for places in PLACES.values() for place in places))}
+    verbs = {"clean", "heat", "cool", "teleport", "pour", "dunk", "activate", "focus", "thermometer", "stove"}
+    assert not words & (names | verbs | {task_type.lower() for task_type in TASK_TYPES})
+    for form in ("go to", "take {", "put {", "open {", "move {", "use {", "pick up"):
+        assert form not in code
