@@ -75,7 +75,7 @@ class Memory:
         host: PredicateHost | None,
         builder: LanguageModel | None = None,
     ) -> None:
-        if settings.instantiation == "builder" and builder is None:
+        if settings.instantiation == "builder" and settings.mode in ("full", "shuffled") and builder is None:
             raise MemoryRecordError(
                 "memory.instantiation: 'builder' needs memory.builder.model; name it, or set it to policy or offline"
             )
@@ -91,6 +91,7 @@ class Memory:
         self.embedder = embedder
         self.snapshot = store.snapshot()
         self.provenance = store.provenance()
+        """(world, task) of every trajectory that what may be shown rests on."""
         k = settings.retrieval
         if settings.mode == "trajectory":
             self._levels = {0: (self._trajectories(grammar), k.trajectories)}
@@ -107,13 +108,12 @@ class Memory:
 
     def _trajectories(self, grammar: str) -> LevelIndex:
         """Whole ones only; a success has utility 1, a failure 0."""
-        entries = [
-            Entry(
-                trajectory.id, query_text(situation_of(trajectory)), trajectory.task_type, "", float(trajectory.success)
-            )
-            for trajectory in self.store.trajectories(grammar=grammar)
-            if trajectory.status == "complete" and trajectory.success is not None and trajectory.steps
-        ]
+        entries = []
+        for trajectory in self.store.trajectories(grammar=grammar):
+            if trajectory.status == "complete" and trajectory.success is not None and trajectory.steps:
+                text = query_text(situation_of(trajectory))
+                entries.append(Entry(trajectory.id, text, trajectory.task_type, "", float(trajectory.success)))
+                self.provenance.add((trajectory.world, trajectory.task))
         return LevelIndex(0, entries, self.embedder)
 
     def close(self) -> None:
@@ -215,9 +215,7 @@ class Guide:
                 answer = await ask(INSTRUCTIONS, instantiation_prompt(item, situation))
             except ValueError as error:
                 return Instantiation(item=found.item, reason=f"the question does not fit: {error}")
-            made = parse_instantiation(found.item, answer)
-        if self.settings.mode == "shuffled" and not made.suppressed:
-            return made.model_copy(update={"text": self._shuffled(made)})
+            return parse_instantiation(found.item, answer)
         return made
 
     def _shuffled(self, made: Instantiation) -> str:
@@ -235,15 +233,19 @@ class Guide:
             if item.text in said:
                 kept.append(Instantiation(item=item.item, reason=f"says the same as {said[item.text]}"))
                 continue
-            line = _line(item.text, found[item.item])
+            shown = item
+            if self.settings.mode == "shuffled":
+                shown = item.model_copy(update={"text": self._shuffled(item)})
+            line = _line(shown.text, found[item.item])
             if found[item.item].level == 0:
                 line = self._cut(lines, line)
+                shown = item.model_copy(update={"text": line.partition(": ")[2]})
             if self._count("\n".join([*lines, line])) > self.settings.budget_tokens:
                 kept.append(Instantiation(item=item.item, reason="over the token budget"))
                 continue
             said[item.text] = item.item
             lines.append(line)
-            kept.append(item)
+            kept.append(shown)
         return ("\n".join(lines) if len(lines) > 1 else ""), kept
 
     def _cut(self, before: list[str], text: str) -> str:

@@ -185,7 +185,11 @@ def test_trajectory_shows_raw_trajectories_alone(store: Store) -> None:
     short = opened(memory(store, None, mode="trajectory", budget_tokens=45)).use
     assert "[…]" in short.text
     assert 30 < short.tokens <= 45
+    assert all(made.text in short.text for made in short.instantiations)
     assert ledger_entries(use, [], "e", 1.0) == []  # trajectories have no ledger
+    # The items rest on the first trajectory alone; what is shown raw counts too.
+    assert store.provenance() == {("w", "t1")}
+    assert memory(store, None, mode="trajectory").provenance == {("w", "t1"), ("w", "t2")}
 
 
 def test_a_model_instantiates(store: Store, host: PredicateHost) -> None:
@@ -220,6 +224,9 @@ def test_equal_constraints_are_said_once(store: Store, host: PredicateHost) -> N
     assert use.text.count("be careful") == 1
     reasons = [made.reason for made in use.instantiations if made.suppressed]
     assert reasons == [f"says the same as {use.instantiations[0].item}"] * 2
+    control = opened(memory(store, None, instantiation="policy", mode="shuffled"), ask).use
+    assert [made.reason for made in control.instantiations if made.suppressed] == reasons
+    assert control.tokens == use.tokens
 
 
 def test_a_violation_is_resampled_with_the_principle_as_feedback(store: Store, host: PredicateHost) -> None:
