@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 
 import pytest
@@ -155,56 +155,47 @@ def test_verdicts(patient: PredicateHost) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_hangs_is_killed_and_replaced_and_the_others_are_judged(host: PredicateHost) -> None:
+def test_what_hangs_is_killed_and_replaced_and_the_others_are_judged() -> None:
     hanging = Predicate(trigger=f"!{HANGING}", requirement="true")
-    killed = host.killed
-    verdicts, waited = {}, 9.0
-    for _ in range(5):  # a loaded machine may not even begin in time
-        host.wait_ready()
-        started = time.monotonic()
+    with PredicateHost(workers=1, deadline=1.5) as host:  # it takes seconds, and a loaded machine needs time to begin
         verdicts = asyncio.run(host.check({"hanging": hanging, "cheap": CHEAP}, context()))
-        waited = min(waited, time.monotonic() - started)
-        if verdicts["hanging"].outcome == "error" and verdicts["cheap"].outcome == "violated":
-            break
-    assert verdicts["cheap"] == Verdict("violated")
-    assert verdicts["hanging"].outcome == "error"
-    assert "took more than 50 ms" in verdicts["hanging"].note
-    assert waited < 0.06  # the deadline, and the time to start and end an event loop
-    assert host.killed > killed
-    assert _eventually_judges(host)
+        assert verdicts["cheap"] == Verdict("violated")
+        assert verdicts["hanging"].outcome == "error"
+        assert "took more than 1500 ms" in verdicts["hanging"].note
+        assert (host.killed, host.unjudged) == (1, 0)
+        assert _eventually_judges(host)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_dozens_of_hanging_checks_hold_up_nobody(host: PredicateHost) -> None:
+def test_nobody_is_held_up_longer_than_the_deadline(host: PredicateHost) -> None:
+    """One check of a predicate that hangs takes no longer than sleeping 50 ms beside it; nor do forty at once."""
     hanging = {"hanging": Predicate(trigger=f"!{HANGING}", requirement="true")}
+    proposed = context()
 
-    async def timed() -> float:
+    async def timed(waiting: Awaitable[object]) -> float:
         started = time.monotonic()
-        await host.check(hanging, context())
+        await waiting
         return time.monotonic() - started
 
-    async def all_of_them() -> list[float]:
-        return await asyncio.gather(*(timed() for _ in range(40)))
+    async def excess(checks: int) -> float:
+        slept, *waits = await asyncio.gather(
+            timed(asyncio.sleep(host.deadline)), *(timed(host.check(hanging, proposed)) for _ in range(checks))
+        )
+        return max(waits) - slept
 
-    waits = sorted(min((asyncio.run(all_of_them()) for _ in range(3)), key=max))
-    assert waits[20] < 0.055
-    assert waits[-1] < 0.15  # forty contexts are made by one loop; each waits for the others' turn
+    for checks in (1, 40):
+        # The best of several: what the machine's other work adds to either side is no matter.
+        assert min(asyncio.run(excess(checks)) for _ in range(8)) < 0.01
     assert _eventually_judges(host)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_process_that_dies_costs_the_predicate_its_verdict(host: PredicateHost) -> None:
+def test_a_process_that_dies_costs_the_predicate_its_verdict(patient: PredicateHost) -> None:
     deep = "'a'" + "+'a'" * 20_000 + " == 'a' ? 1 : 2"  # overflows the stack of the process
-    killed = host.killed
-    verdicts = {}
-    for _ in range(5):
-        verdicts = host.check_now({"deep": Predicate(trigger=f"!{deep}", requirement="true")}, context())
-        if verdicts["deep"].outcome == "error":
-            break
-        assert _eventually_judges(host)
+    verdicts = patient.check_now({"deep": Predicate(trigger=f"!{deep}", requirement="true")}, context())
     assert verdicts["deep"].outcome == "error"
-    assert host.killed > killed
-    assert _eventually_judges(host)
+    assert patient.killed == 1
+    assert _eventually_judges(patient)
 
 
 def test_bulk_evaluation_that_takes_too_long_gives_nothing(host: PredicateHost) -> None:
@@ -298,7 +289,7 @@ LEAVES = st.one_of(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.recursive(LEAVES, _booleans, max_leaves=12), st.recursive(LEAVES, _booleans, max_leaves=4))
 def test_fuzz_whatever_is_let_through_is_understood_by_cel_and_fast(trigger: str, requirement: str) -> None:
     """No reply is a crash, a time-out or a syntax error of CEL, with every list and text of the context at its cap."""
@@ -314,11 +305,10 @@ def test_fuzz_whatever_is_let_through_is_understood_by_cel_and_fast(trigger: str
     assert verdict.outcome in ("idle", "followed", "violated", "error")
     if verdict.outcome == "error":
         assert verdict.note.startswith(("IndexError", "OverflowError", "ZeroDivisionError")), (compiled.source, verdict)
-    # 0.1 to 0.2 microseconds a step of cost, and room for a machine that does other things.
-    assert milliseconds < 50, (compiled.source, compiled.cost, milliseconds)
+    assert milliseconds < 30, (compiled.source, compiled.cost, milliseconds)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(st.sampled_from("()[]{}\\^$*+?|.-,&~ad0159wDsb é"), max_size=12))
 def test_fuzz_patterns_that_are_let_through_are_patterns_of_cel_too(pattern: str) -> None:
     quoted = pattern.replace("\\", "\\\\")
@@ -341,18 +331,18 @@ def _fuzz_host() -> Iterator[None]:
 
 
 def _fuzzed(compiled: CompiledPredicate) -> tuple[Verdict, float]:
-    """The verdict, and how many milliseconds the evaluation took beside an empty one (best of three)."""
+    """The verdict, and the milliseconds of processor time that it takes beside an empty one (best of three)."""
     full = context()
     full["history"] = [{**entry, "args": ["mug"] * 5, "result": "a" * 500} for entry in full["history"]]
     full["observation"], full["admissible"] = "a" * 2000, ["a" * 300] * 100
     full["inventory"] = ["a" * 100] * 50
     [worker] = _FUZZ[0]._workers
+    clock = (~worker._process.pid << 3) | 2  # clock_getcpuclockid of the worker
     times = []
     for source in ("step > 0 ? 1 : 2", compiled.source) * 3:
-        request = predicates._request(
-            [source], compiled.names | {"step"}, full["history"], [Step(full)], 5, stream=False
-        )
-        started = time.monotonic()
+        names = compiled.names | {"step"}
+        request = predicates._request([source], names, full["history"], [Step(full)], 5, stream=False)
+        started = time.clock_gettime(clock)
         [verdict] = worker.exchange(request, 1, time.monotonic() + 20)
-        times.append(time.monotonic() - started)
+        times.append(time.clock_gettime(clock) - started)
     return verdict, 1000 * (min(times[1::2]) - min(times[::2]))
