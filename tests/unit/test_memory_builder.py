@@ -469,7 +469,7 @@ def test_a_server_that_errs_in_every_way_loses_nothing(bench: Bench, seed: int) 
             "429": Reply("slow down", status=429, headers={"Retry-After": "3"}),
             "500": Reply("oops", status=500),
             "no choices": Reply(raw="{}"),
-            "time-out": Reply(text, delay_s=1.5),
+            "time-out": Reply(text, delay_s=3.0),
             "hang up": Reply(hang_up=True),
         }
         if not turn:
@@ -478,7 +478,7 @@ def test_a_server_that_errs_in_every_way_loses_nothing(bench: Bench, seed: int) 
         met[name] += 1
         return faults[name]
 
-    reports = [bench.build(bad, round, model={"timeout_s": 1.0, "tries": 4, "reasks": 3}) for round in range(3)]
+    reports = [bench.build(bad, round, model={"timeout_s": 2.0, "tries": 4, "reasks": 3}) for round in range(3)]
     assert len(met) == 11
     # Nothing is lost: what has no episode yet is waiting, and the last build says so.
     told = {stored.item.trajectory for stored in bench.store.items(1)}  # type: ignore[union-attr]
