@@ -64,7 +64,8 @@ async def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     spec = {"name": "household", "max_steps": MAX_STEPS[args.level]}
     evaluation = load_task_set(EVALUATIONS[args.level], spec)
     rounds = []
-    with Store(f"sqlite:///{args.out}/memory.db") as store, PredicateHost() as host:
+    # A busy machine shall not change what is judged: a check may take a second here.
+    with Store(f"sqlite:///{args.out}/memory.db") as store, PredicateHost(deadline=1.0) as host:
         async with EnvPool(spec, workers=1, envs_per_worker=8, recycle_after=300, timeout_s=60.0) as pool:
             for number in range(1, args.rounds + 1):
                 first = (number - 1) * args.games
@@ -166,6 +167,7 @@ def figures(episodes: list[Any]) -> dict[str, Any]:
         "steps": turns / len(episodes),
         "faults": sum(episode.status != "ok" for episode in episodes),
         "tokens": sum(episode.memory.tokens for episode in episodes if episode.memory) / len(episodes),
+        "unjudged": sum(check.outcome == "unjudged" for regulation in regulated for check in regulation.checks),
         "objections": sum(regulation.choice != "original" for regulation in regulated) / turns,
         "won": won,
         "wasted_by_game": wasted,
