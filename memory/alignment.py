@@ -293,7 +293,7 @@ def _procedure(sequence: Lifted, matches: list[Match], task_type: str, of: int) 
     filled = [tuple(names[slot] if isinstance(slot, int) else slot for slot in wanted) for _, wanted in sequence]
     goals: Counter[str] = Counter()
     for match in matches:
-        # A goal says kinds ("some mug"), an action instances ("mug 1").
+        # A goal says kinds ("some coin"), an action instances ("coin 1").
         fillers_of = {number[slot]: kind(match.names[slot]) for slot in number if names[slot] == f"{{{number[slot]}}}"}
         named = [fillers_of.get(index, "") for index in range(fresh)]
         goal = match.run.trajectory.goal
