@@ -169,7 +169,7 @@ def align(runs: Sequence[Run], task_type: str, *, min_share: float, min_support:
     successes = [run for run in runs if run.success and run.trajectory.task_type == task_type and run.events]
     successes = sorted(successes, key=lambda run: run.id)[:_MAX_EPISODES]  # ids are hashes: as good as random
     slices = [relevant(run.events, run.trajectory.goal)[-_MAX_STEPS:] for run in successes]
-    tried = Counter(_patterns(slices))
+    tried = Counter(sequence for sequence in _patterns(slices) if sequence)
     candidates = sorted(tried, key=lambda sequence: (-tried[sequence] * len(sequence), sequence_key(sequence)))[
         :_MAX_TRIED
     ]

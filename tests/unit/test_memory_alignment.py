@@ -156,3 +156,8 @@ def test_a_detour_that_nothing_needed_drops_out() -> None:
         "drop cup 1 into box 1",
     )
     assert [event.step for event in relevant(told.events, told.trajectory.goal)] == [1, 2, 3, 4]
+
+
+def test_episodes_with_nothing_in_common_yield_no_empty_procedure() -> None:
+    runs = [run(0, "walk to box 1"), run(1, "look | A room."), run(2, "grab cup 1 off box 1")]
+    assert align(runs, "brighten", min_share=0.1, min_support=2, most=3) == []
