@@ -57,17 +57,17 @@ def train(
         follow(settings)
         return
 
-    from train.preflight import check_engine, prepare_run, task_sets
+    from train.preflight import check_engine, hold_folder, prepare_run, task_sets
 
     check_engine(settings)
     sets = task_sets(settings)
     folder = prepare_run(settings, resume=resume)
+    with hold_folder(folder):
+        from rich.console import Console
 
-    from rich.console import Console
+        from train.loop import train as run
 
-    from train.loop import train as run
-
-    run(settings, folder, sets, Console())
+        run(settings, folder, sets, Console())
 
 
 @app.command()

@@ -18,7 +18,7 @@ from train.agent import ExpertPlayer, Job, Player, RandomPlayer, call_seed
 from train.config import Config, ConfigError, config_from, read_yaml
 from train.evaluate import evaluate, failure_line, metrics_table
 from train.files import write_json
-from train.preflight import check_engine
+from train.preflight import check_engine, hold_folder
 
 if TYPE_CHECKING:
     from train.policy import Policy
@@ -69,7 +69,8 @@ def evaluate_target(
 
         policy = Policy(config, adapter=adapter, trainable=False, folder=folder)
     write_json(folder / REQUEST, identity)
-    result = asyncio.run(_evaluate(config, tasks, target, policy, folder, digest))
+    with hold_folder(folder):
+        result = asyncio.run(_evaluate(config, tasks, target, policy, folder, digest))
     console.print(metrics_table(result))
     failures = failure_line(result["metrics"])
     if failures:
@@ -80,14 +81,14 @@ def evaluate_target(
 def _configure(run: Path | None, target: str, task_set: str, overrides: list[str], seeds: int) -> Config:
     if run is not None:
         data = read_yaml(run / "config.yaml")
-        data["warm_start"] = data["grpo"] = None
+        data["warm_start"] = data["rejection"] = data["grpo"] = None
         if data.get("memory") and not data["memory"].get("store"):
             data["memory"]["store"] = f"sqlite:///{run / 'memory.db'}"  # the run's, not one in the evaluation's folder
     else:
         data = {"run": {"name": "eval"}, "env": {"name": task_set.split("/")[0]}, "eval": {}}
         if target not in MODELLESS:
             data["model"] = {"name": target}
-    data["eval"].update(tasks=task_set, seeds=seeds)
+    data["eval"].update(tasks=task_set, seeds=seeds, at_start=True)
     return config_from(data, overrides)
 
 

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from envs.base import Task
 from envs.tasksets import load_task_set
 from train.config import Config, ConfigError, load_config, save_config
@@ -116,3 +118,19 @@ def prepare_run(config: Config, *, resume: bool) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_config(config, saved)
     return folder
+
+
+def hold_folder(folder: Path) -> FileLock:
+    """Keep other processes out of ``folder`` as long as this one lives (the system lets go when it is killed).
+
+    Raises:
+        ConfigError: another process works there.
+    """
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"{folder}: another process works in this folder; wait for it, end it, or choose another name"
+        ) from None
+    return lock

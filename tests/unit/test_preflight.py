@@ -1,3 +1,6 @@
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -5,7 +8,7 @@ import pytest
 from envs.base import Task
 from train.config import Config, ConfigError, config_from, load_config
 from train.curriculum import iteration_tasks
-from train.preflight import Journal, check_engine, prepare_run, task_sets
+from train.preflight import Journal, check_engine, hold_folder, prepare_run, task_sets
 
 pytestmark = pytest.mark.unit
 
@@ -105,3 +108,18 @@ def test_a_journal_knows_what_a_phase_left(tmp_path: Path) -> None:
     again = Journal(tmp_path / "journal.json")
     assert again.left("grpo-0001")["signal"] == {"pick": [1, 2]}
     assert again.last("adapter") == "adapters/policy-v0001"
+
+
+def test_a_folder_is_held_by_one_process_until_it_ends_or_is_killed(tmp_path: Path) -> None:
+    code = "import sys, time; from pathlib import Path; from train.preflight import hold_folder\n"
+    code += "lock = hold_folder(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match="another process works in this folder; wait for it, end it, or choose"):
+        hold_folder(tmp_path)
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    with hold_folder(tmp_path), pytest.raises(ConfigError, match="another process"):
+        hold_folder(tmp_path)
+    hold_folder(tmp_path).release()
