@@ -6,7 +6,7 @@ Arms: ``warm`` (the warm start alone), ``grpo`` and ``gigpo`` (from its adapter,
 is a run of its own under runs/ and goes on where it was stopped. Written to runs/learning-WORLD/: ``result.json`` and
 ``learning.png``.
 
-    success      share of held-out games won, greedy, with Wilson's 95 % interval
+    success      share of held-out games won, at the file's eval.temperature, with Wilson's 95 % interval
     difference   against the warm start, paired by game: mean and 95 % interval of the bootstrap over games
     env steps    environment steps of all rollouts
 
@@ -174,7 +174,7 @@ def draw(world: str, runs: Path, evaluations: dict[str, dict[str, Any]], path: P
         bars.text(place, 2, f"{100 * value:.0f}", ha="center", color="white", weight="bold")
     bars.set_xticks(range(len(evaluations)), [NAMES[arm].replace(" + ", "\n+ ") for arm in evaluations])
     games = next(iter(evaluations.values()))["metrics"]["items"]
-    bars.set(ylabel="games won, % (95 % interval)", title=f"{games} held-out games, greedy", ylim=(0, 100))
+    bars.set(ylabel="games won, % (95 % interval)", title=f"{games} held-out games", ylim=(0, 100))
     for axes in (curve, bars):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
