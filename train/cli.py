@@ -209,6 +209,8 @@ def main() -> None:
     except Exception as error:
         # The error classes are imported only now: they bring pydantic, and help must be instant.
         from envs.base import EnvFault, TaskError
+        from memory.embedding import EmbeddingFault
+        from memory.language_model import LanguageModelFault
         from memory.records import MemoryRecordError
         from train.chat import ModelFault, ModelLost
         from train.config import ConfigError
@@ -216,7 +218,7 @@ def main() -> None:
 
         if isinstance(error, ConfigError | TaskError | TrajectoryError | MemoryRecordError):
             _fail(str(error), 2)
-        if isinstance(error, EnvFault | ModelFault | ModelLost):
+        if isinstance(error, EnvFault | ModelFault | ModelLost | EmbeddingFault | LanguageModelFault):
             _fail(str(error), 1)
         missing = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing and missing not in {"envs", "memory", "train"}:

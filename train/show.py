@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from envs.tasksets import describe_task_sets, load_task_set, task_set_hash
+from memory.usage import MemoryUse, Regulation
 from train.config import ConfigError
 from train.metrics import failure_class, summarise
 from train.tables import compact_table, percent
@@ -76,12 +77,16 @@ def _print_episode(episode: Episode) -> None:
     console.print(f"[dim]{escape(who)}; {episode.tokens_out} tokens written; {episode.seconds:.1f} s[/dim]")
     if episode.steps:
         console.print(f"\n{escape(episode.steps[0].observation)}\n")
+    if episode.memory is not None:
+        _print_memory(console, episode.memory)
     for step in episode.steps:
         mark = "" if step.valid else "  [red]invalid[/red]"
         reward = f"  [green]{step.reward:+.2f}[/green]" if step.reward else ""
         if step.thought:
             console.print(f"[dim]{step.index + 1:3} {escape(step.thought)}[/dim]")
         said = step.action if step.action is not None else step.text
+        if step.regulation is not None:
+            _print_regulation(console, step.regulation)
         console.print(f"[cyan]{step.index + 1:3} > {escape(said)}[/cyan]{mark}{reward}")
         console.print(f"    {escape(step.result)}")
     if episode.status != "ok":
@@ -91,6 +96,33 @@ def _print_episode(episode: Episode) -> None:
     else:
         outcome = f"failed ({failure_class(episode)})"
     console.print(f"\n{outcome}, score {episode.score:.2f}, {len(episode.steps)} steps")
+
+
+def _print_memory(console: Console, use: MemoryUse) -> None:
+    """What the memory gave: the plan it was searched with, and of each item found what was shown, or why it was not."""
+    console.print(f"[bold]memory[/bold] {use.mode}, snapshot {use.snapshot[:12]}, {use.tokens} tokens shown")
+    if use.plan:
+        console.print(f"    plan: {escape(use.plan)}")
+    made = {instantiation.item: instantiation for instantiation in use.instantiations}
+    for found in use.retrieved:
+        parts = f"{found.similarity:.2f} similarity, {found.task_type:.2f} type, {found.utility:.2f} utility"
+        console.print(f"    {found.item} {found.status} {found.score:.2f} [dim]({parts})[/dim]")
+        if found.item in made:
+            one = made[found.item]
+            line = f"suppressed: {one.reason}" if one.suppressed else one.text
+            console.print(f"      {escape(line)}")
+    console.print()
+
+
+def _print_regulation(console: Console, regulation: Regulation) -> None:
+    """The proposals that predicates objected to, and what was played instead."""
+    for attempt, proposal in enumerate(regulation.proposals):
+        violated = [c.item for c in regulation.checks if c.attempt == attempt and c.outcome == "violated"]
+        if violated:
+            said = "no action" if proposal is None else proposal
+            console.print(f"[yellow]      {escape(said)}: violates {', '.join(violated)}[/yellow]")
+    if regulation.choice != "original":
+        console.print(f"[dim]      played: {regulation.choice}[/dim]")
 
 
 def show_tasks(name: str | None) -> None:
