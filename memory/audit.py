@@ -34,8 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from memory.expressions import ExpressionError
 from memory.grammar import ActionGrammar
-from memory.guide import GRAMMAR_TRAJECTORIES
-from memory.lifting import fit_grammar, learn_refusals, read_runs
+from memory.lifting import GRAMMAR_TRAJECTORIES, fit_grammar, learn_refusals, read_runs
 from memory.predicates import (
     CompiledPredicate,
     Parse,
@@ -604,7 +603,7 @@ def audit_store(
 
     Each verdict becomes a judgement. A candidate that passes is ``audited``; one that fails is ``rejected``, whether it
     was a candidate or audited; one whose evidence is wanting stays what it was. A validated principle keeps its status,
-    since its words have helped; whether its predicate may block is for :func:`passed_audit` to say.
+    since its words have helped; its predicate blocks only where its newest audit passed (:mod:`memory.guide`).
     """
     settings = settings or AuditSettings()
     scopes: dict[tuple[str, str], list[Stored]] = defaultdict(list)
@@ -630,12 +629,6 @@ def changing_steps(trajectories: Sequence[Trajectory], grammar: ActionGrammar) -
     """
     runs = read_runs(trajectories, grammar, learn_refusals(trajectories, grammar))
     return {run.id: {event.step for event in run.events if event.changed} for run in runs}
-
-
-def passed_audit(store: Store, id: str) -> bool:
-    """Whether the newest audit of the principle ``id`` passed: only then may its predicate block an action."""
-    audits = store.judgements(id, "audit")
-    return bool(audits) and audits[-1].verdict.get("decision") == "passed"
 
 
 def _record(store: Store, stored: Stored, found: Audit, round: int) -> Audited:

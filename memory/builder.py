@@ -45,7 +45,6 @@ from memory.build_prompts import (
     procedures_material,
 )
 from memory.builder_settings import BuilderSettings
-from memory.guide import GRAMMAR_TRAJECTORIES
 from memory.language_model import (
     BudgetSpent,
     LanguageModel,
@@ -54,7 +53,7 @@ from memory.language_model import (
     RequestRefused,
     UnusableAnswer,
 )
-from memory.lifting import fit_grammar
+from memory.lifting import GRAMMAR_TRAJECTORIES, fit_grammar
 from memory.predicates import compile_predicate
 from memory.records import (
     EpisodeItem,

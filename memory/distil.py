@@ -12,9 +12,8 @@ from memory.builder import BuildReport, LanguageModelBuilder
 from memory.builder_settings import BuilderSettings
 from memory.consolidate import ConsolidationReport, consolidate
 from memory.embedding import Embedder
-from memory.guide import GRAMMAR_TRAJECTORIES
 from memory.language_model import LanguageModel
-from memory.lifting import fit_grammar
+from memory.lifting import GRAMMAR_TRAJECTORIES, fit_grammar
 from memory.offline import Built, OfflineSettings, build
 from memory.records import LEVEL_NAMES, AnyItem, Trajectory
 from memory.store import Store

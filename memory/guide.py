@@ -24,7 +24,7 @@ from memory.instantiate import (
     parse_instantiation,
 )
 from memory.language_model import LanguageModel
-from memory.lifting import fit_grammar
+from memory.lifting import GRAMMAR_TRAJECTORIES, fit_grammar
 from memory.predicates import PredicateHost, history_entry, make_context
 from memory.records import MemoryRecordError, Predicate, PrincipleItem, Trajectory
 from memory.retrieve import Entry, LevelIndex, utility
@@ -42,9 +42,6 @@ HEADER = (
 
 FEEDBACK = "Before you do that, consider what earlier games taught. Choose again, in the same form."
 """Begins the answer to an action that violates a predicate; the principles follow."""
-
-GRAMMAR_TRAJECTORIES = 2000
-"""The store's first trajectories, from which the action grammar is learnt: later ones do not change it."""
 
 _LABELS = ("Earlier game", "Earlier game", "Procedure", "Rule")
 _SHUFFLES = 64

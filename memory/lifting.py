@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from memory.grammar import ActionGrammar
 from memory.records import TraceStep, Trajectory
 
+GRAMMAR_TRAJECTORIES = 2000
+"""A store's first trajectories, from which the action grammar is learnt: later ones do not change it."""
+
 _MIN_ACTIONS = 5
 """A refusal answers at least so many different actions …"""
 _MIN_FORMS = 3

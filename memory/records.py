@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -108,9 +109,9 @@ class Item(Record):
     def id(self) -> str:
         return record_id(self.prefix, self.model_dump(mode="json", exclude={"round", "builder"}))
 
+    @abstractmethod
     def text(self) -> str:
         """What is embedded for retrieval, and shown to an agent."""
-        raise NotImplementedError
 
 
 class KeyStep(Record):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from memory.audit import audit_store, passed_audit
+from memory.audit import audit_store
 from memory.predicates import PredicateHost
 from memory.records import EpisodeItem, Evidence, Link, PrincipleItem, ProcedureItem
 from memory.store import Store
@@ -62,12 +62,15 @@ def test_verdicts_and_statuses_are_written(tmp_path: Path) -> None:
         checks = {check["name"]: check for check in judgement.verdict["checks"]}  # type: ignore[index,union-attr]
         assert checks["trigger_rate"]["n"] == sum(len(episode(seed).steps) for seed in range(120))
         assert judgement.round == 2
-        assert {name: passed_audit(store, id) for name, id in ids.items()} == {
-            "good": True,
-            "inverted": False,
-            "late": False,
-            "unseen": False,
-            "words": False,
+        newest = {
+            name: [judged.verdict["decision"] for judged in store.judgements(id, "audit")] for name, id in ids.items()
+        }
+        assert newest == {
+            "good": ["passed"],
+            "inverted": ["failed"],
+            "late": ["failed"],
+            "unseen": ["open"],
+            "words": [],
         }
         # What is validated keeps its status, whatever its predicate is worth.
         store.set_status(ids["unseen"], "validated", "by hand")
