@@ -300,6 +300,18 @@ class Played:
     broke: tuple[bool | None, ...]
 
 
+def trace_step(index: int, before: StepResult, action: str, after: StepResult) -> TraceStep:
+    """What an agent that saw ``before`` leaves behind of playing ``action``."""
+    return TraceStep(
+        index=index,
+        observation=before.observation,
+        action=action,
+        result=after.observation,
+        valid=after.valid,
+        reward=after.reward,
+    )
+
+
 def explore(family: Family, seed: int, episodes: int, *, first: int = 0) -> list[Played]:
     """Episodes ``first`` and following of an explorer in the world (family, seed)."""
     env = PlantedEnv(family, seed)
@@ -313,16 +325,7 @@ def explore(family: Family, seed: int, episodes: int, *, first: int = 0) -> list
         while not result.done:
             action = explorer.act(result)
             after = env.step(action)
-            steps.append(
-                TraceStep(
-                    index=len(steps),
-                    observation=result.observation,
-                    action=action,
-                    result=after.observation,
-                    valid=after.valid,
-                    reward=after.reward,
-                )
-            )
+            steps.append(trace_step(len(steps), result, action, after))
             result = after
         trajectory = Trajectory(
             source=f"run:planted/{task.id}",

@@ -15,7 +15,7 @@ from memory.formats import Labels, read_rollouts
 from memory.offline import Built, build
 from memory.predicates import PredicateHost
 from memory.records import PrincipleItem, ProcedureItem, TraceStep, Trajectory
-from tests.planted import FAMILIES, Family, PlantedEnv, compare, explore, trajectories
+from tests.planted import FAMILIES, Family, PlantedEnv, compare, explore, trace_step, trajectories
 
 pytestmark = pytest.mark.integration
 
@@ -160,15 +160,7 @@ def stumble(env: HouseholdEnv, number: int) -> Trajectory:
         elif chance < 0.3 and action.startswith("go to "):
             action = action[:-1] + "9"
         after = env.step(action)
-        told.append(
-            TraceStep(
-                index=len(told),
-                observation=result.observation,
-                action=action,
-                result=after.observation,
-                valid=after.valid,
-            )
-        )
+        told.append(trace_step(len(told), result, action, after))
         result = after
     return Trajectory(
         source=f"run:test/{number}",

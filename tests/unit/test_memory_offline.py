@@ -19,7 +19,7 @@ from memory.records import (
     Trajectory,
 )
 from memory.store import Store
-from tests.planted import FAMILIES, Family, PlantedEnv, compare, explore, trajectories
+from tests.planted import FAMILIES, Family, PlantedEnv, compare, explore, trace_step, trajectories
 
 pytestmark = pytest.mark.unit
 
@@ -72,15 +72,7 @@ def wander(number: int) -> Trajectory:
     steps: list[TraceStep] = []
     while len(steps) < end and not result.done:
         after = env.step(action := rng.choice(env.admissible()))
-        steps.append(
-            TraceStep(
-                index=len(steps),
-                observation=result.observation,
-                action=action,
-                result=after.observation,
-                valid=after.valid,
-            )
-        )
+        steps.append(trace_step(len(steps), result, action, after))
         result = after
     return Trajectory(
         source=f"test#{number}",
