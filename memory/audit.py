@@ -26,11 +26,10 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
 from memory.expressions import ExpressionError
 from memory.grammar import ActionGrammar
@@ -46,11 +45,9 @@ from memory.predicates import (
     trajectory_steps,
 )
 from memory.records import PrincipleItem, Status, TraceStep, Trajectory
+from memory.settings import AuditSettings
 from memory.statistics import Floats, cluster_weights, expanded_tail, newcombe_interval, wilson_interval
 from memory.store import Store, Stored
-
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
 
 State = Literal["passed", "failed", "open"]
 """``open``: not passed, for want of evidence."""
@@ -59,39 +56,6 @@ IDLE, FOLLOWED, VIOLATED, OFF = 0, 1, 2, 3
 """What a predicate did at a step; OFF: it raised here or earlier in the episode, or does not apply."""
 
 Outcomes = NDArray[np.int8]
-
-
-class AuditSettings(BaseModel):
-    """When a predicate may block actions."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    max_false_positives: Share = 0.02
-    """Largest share of good moves that it may stop."""
-    min_trigger_rate: Share = 0.005
-    max_trigger_rate: Share = 0.5
-    """Band of the share of steps at which it fires."""
-    max_dead_ends: Share = 0.5
-    """Largest share of firings at which it lets no known action pass."""
-    max_switched_off: Share = 0.05
-    """Largest share of episodes in which it raises or takes too long."""
-    min_episodes: Count = 5
-    """Episodes that must violate it, and episodes that must follow it."""
-    window: Annotated[int, Field(ge=0)] = 5
-    """Steps after a violation within which others must follow it to be compared with."""
-    min_good_moves: Count = 20
-    """Good moves that must have been seen."""
-    samples: Count = 1000
-    """Resamples of the bootstrap."""
-    alternatives: Count = 20
-    """Actions tried in place of one that it stops."""
-    firings: Count = 100
-    """Firings at which alternatives are tried."""
-    trajectories: Count = 1000
-    """Newest trajectories of a world and grammar on which a store's predicates are audited."""
-    refrained: Count = 1500
-    """Steps at which a prohibition is tried on the actions that it stopped elsewhere."""
-    seed: int = 0
 
 
 @dataclass(frozen=True)

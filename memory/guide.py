@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,6 +19,7 @@ from memory.grammar import ActionGrammar, kind
 from memory.instantiate import (
     INSTRUCTIONS,
     Situation,
+    find_name,
     instantiate_by_builder,
     instantiate_offline,
     instantiation_prompt,
@@ -29,7 +31,7 @@ from memory.predicates import PredicateHost, history_entry, make_context
 from memory.records import MemoryRecordError, Predicate, PrincipleItem, Trajectory
 from memory.retrieve import Entry, LevelIndex, utility
 from memory.settings import MemorySettings
-from memory.store import LedgerEntry, Store
+from memory.store import LedgerEntry, Store, Stored
 from memory.usage import Check, Choice, Instantiation, MemoryUse, Regulation, Retrieved
 
 Ask = Callable[[str, str], Awaitable[str]]
@@ -56,6 +58,8 @@ class Memory:
         grammar: name of the action grammar of the world that is played; items of another one are left out.
         host: evaluates predicates; None only where nothing is regulated.
         builder: the model that ``instantiation: builder`` asks.
+        hidden: ids of principles that are left out, for the arms of a validation.
+        tried: id of a principle that every search finds first, whatever its status; "": none.
 
     Raises:
         MemoryRecordError: ``instantiation: builder`` without one, or regulation without a host.
@@ -71,6 +75,8 @@ class Memory:
         embedder: Embedder,
         host: PredicateHost | None,
         builder: LanguageModel | None = None,
+        hidden: Collection[str] = (),
+        tried: str = "",
     ) -> None:
         if settings.instantiation == "builder" and settings.mode in ("full", "shuffled") and builder is None:
             raise MemoryRecordError(
@@ -87,21 +93,21 @@ class Memory:
         self.builder = builder
         self.embedder = embedder
         self.snapshot = store.snapshot()
-        self.provenance = store.provenance()
-        """(world, task) of every trajectory that what may be shown rests on."""
+        self.provenance = store.provenance() | store.validated_on()
+        """(world, task) of every trajectory that what may be shown rests on, and of every validation."""
+        self.tried = tried
+        self._trial = LevelIndex(3, [_entry(store.item(tried))] if tried else [], embedder)
         k = settings.retrieval
         if settings.mode == "trajectory":
             self._levels = {0: (self._trajectories(grammar), k.trajectories)}
         else:
             counts = ((3, k.principles), (2, k.procedures), (1, k.episodes))
-            self._levels = {level: (self._items(level, grammar), count) for level, count in counts if count}
+            left_out = {*hidden, tried}
+            self._levels = {level: (self._items(level, grammar, left_out), count) for level, count in counts if count}
 
-    def _items(self, level: int, grammar: str) -> LevelIndex:
+    def _items(self, level: int, grammar: str, left_out: Collection[str]) -> LevelIndex:
         stored = self.store.items(level, statuses=self.settings.prompt_statuses, grammar=grammar)
-        entries = [
-            Entry(item.id, item.item.text(), item.item.task_type, item.status, utility(item.ledger)) for item in stored
-        ]
-        return LevelIndex(level, entries, self.embedder)
+        return LevelIndex(level, [_entry(item) for item in stored if item.id not in left_out], self.embedder)
 
     def _trajectories(self, grammar: str) -> LevelIndex:
         """Whole ones only; a success has utility 1, a failure 0."""
@@ -127,15 +133,12 @@ class Memory:
 
     def search(self, situation: Situation) -> list[Retrieved]:
         """The best items of each level, principles first. Raises EmbeddingFault."""
-        if not any(len(index) for index, _ in self._levels.values()):
+        levels = [(self._trial, 1), *self._levels.values()]
+        if not any(len(index) for index, _ in levels):
             return []
         vector = self.embedder.embed([query_text(situation)])[0]
         weights = self.settings.retrieval
-        return [
-            found
-            for index, count in self._levels.values()
-            for found in index.search(vector, situation.task_type, count, weights)
-        ]
+        return [found for index, count in levels for found in index.search(vector, situation.task_type, count, weights)]
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,8 @@ class Guide:
         )
         if self.settings.attempts:
             for item in kept:
-                if not item.suppressed and levels[item.item].status in self.settings.block_statuses:
+                blocks = levels[item.item].status in self.settings.block_statuses or item.item == self._memory.tried
+                if not item.suppressed and blocks:
                     self._activate(item, levels[item.item].status)
         return text
 
@@ -261,7 +265,8 @@ class Guide:
             return
         audits = self._memory.store.judgements(made.item, "audit")
         verdict = audits[-1].verdict if audits else {}
-        if status == "candidate" or verdict.get("decision") == "passed":
+        unaudited = status == "candidate" and status in self.settings.block_statuses
+        if unaudited or verdict.get("decision") == "passed":
             self._active[made.item] = _Active(item.predicate, made.text, fire_rate(verdict))
 
     async def regulate(
@@ -343,12 +348,21 @@ class Guide:
         self._history.append(history_entry(action, self._memory.actions.parse, result, valid))
 
 
-def learn_words(trajectories: Iterable[Trajectory]) -> tuple[ActionGrammar, frozenset[str]]:
-    """The action grammar of ``trajectories``, and the kinds of things that their actions name (``drawer``)."""
+def learn_words(trajectories: Iterable[Trajectory]) -> tuple[ActionGrammar, dict[str, float]]:
+    """The action grammar of ``trajectories``, and the kinds of things that their actions name (``drawer``).
+
+    Of each kind: the share of the trajectories with such an action whose task or first observation named it.
+    """
     known = list(trajectories)
     grammar = fit_grammar(known)
-    actions = {step.action for trajectory in known for step in trajectory.steps if step.action}
-    return grammar, frozenset(kind(name) for action in actions for name in grammar.parse(action)[1])
+    acted, announced = Counter[str](), Counter[str]()
+    for trajectory in known:
+        first = situation_of(trajectory)
+        opening = f"{first.goal}\n{first.observation}"
+        for name in {kind(name) for step in trajectory.steps if step.action for name in grammar.parse(step.action)[1]}:
+            acted[name] += 1
+            announced[name] += bool(find_name(name, opening))
+    return grammar, {name: announced[name] / count for name, count in acted.items()}
 
 
 def query_text(situation: Situation) -> str:
@@ -422,6 +436,10 @@ def ledger_entries(
         for made in use.instantiations
         if not made.item.startswith("t-")
     ]
+
+
+def _entry(stored: Stored) -> Entry:
+    return Entry(stored.id, stored.item.text(), stored.item.task_type, stored.status, utility(stored.ledger))
 
 
 def _line(text: str, found: Retrieved) -> str:

@@ -8,7 +8,7 @@ and scope. A model's answer is untrusted: one line of it is used at most.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -19,6 +19,9 @@ from memory.usage import Instantiation
 
 LONGEST_CONSTRAINT = 300
 """Characters. A longer answer is no one constraint."""
+
+ANNOUNCED = 0.9
+"""A kind of thing that so many of its games name at their beginning is absent where the beginning does not name it."""
 
 
 @dataclass(frozen=True)
@@ -80,23 +83,24 @@ def instantiate_by_builder(model: LanguageModel, principle: PrincipleItem, situa
     return parse_instantiation(principle.id, f"{word}: {' '.join(answer.text.split())}")
 
 
-def instantiate_offline(principle: PrincipleItem, situation: Situation, names: Collection[str]) -> Instantiation:
+def instantiate_offline(principle: PrincipleItem, situation: Situation, names: Mapping[str, float]) -> Instantiation:
     """Match task type, condition and scope with the situation; what applies is said with what is here.
 
-    A principle is suppressed when it is of another task type, or when condition and scope name kinds of things and none
-    of them occurs in the task, the plan or the first observation. What it asks of later moments cannot be known yet and
-    stays part of the constraint.
+    A principle is suppressed when it is of another task type, or when condition and scope name kinds of things, none of
+    them occurs in the task, the plan or the first observation, and games with such things name them there. What it asks
+    of later moments cannot be known yet and stays part of the constraint.
 
     Args:
-        names: the kinds of things that actions of this grammar name, as learnt from trajectories.
+        names: the kinds of things that actions of this grammar name, each with the share of the games in which it was
+            acted on whose task or first observation named it (see :func:`memory.guide.learn_words`).
     """
     if principle.task_type and situation.task_type and principle.task_type != situation.task_type:
         return Instantiation(item=principle.id, reason=f"learnt in tasks of type {principle.task_type}")
     about = f"{principle.condition} {principle.scope}"
-    named = sorted(name for name in names if _find(name, about))
+    named = sorted(name for name in names if find_name(name, about))
     here = f"{situation.goal}\n{situation.plan}\n{situation.observation}"
-    present = [thing for name in named if (thing := _find(name, here))]
-    if named and not present:
+    present = [thing for name in named if (thing := find_name(name, here))]
+    if named and not present and all(names[name] >= ANNOUNCED for name in named):
         return Instantiation(item=principle.id, reason=f"neither task nor first observation names {', '.join(named)}")
     constraint = f"When {principle.condition}: {principle.guidance.rstrip('.')}."
     if principle.exceptions:
@@ -106,7 +110,7 @@ def instantiate_offline(principle: PrincipleItem, situation: Situation, names: C
     return Instantiation(item=principle.id, text=constraint)
 
 
-def _find(name: str, text: str) -> str:
+def find_name(name: str, text: str) -> str:
     """The first place in ``text`` that says ``name`` as whole words, with the number that follows it; "": nowhere."""
     found = re.search(rf"(?<!\w){re.escape(name)}(?: \d+)?(?!\w)", text, re.IGNORECASE)
     return found[0] if found else ""

@@ -1,4 +1,4 @@
-"""Settings of how memory is used in an episode: the section ``memory`` of a configuration. Imports nothing heavy."""
+"""Settings of the section ``memory`` of a configuration: how it is used, audited, validated. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from memory.records import Status
 
 Count = Annotated[int, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0)]
 
 Mode = Literal["none", "trajectory", "direct", "full", "shuffled"]
@@ -98,3 +100,58 @@ class MemorySettings(Settings):
                 "it to prompt_statuses or drop it"
             )
         return self
+
+
+class AuditSettings(Settings):
+    """When a predicate may block actions."""
+
+    max_false_positives: Share = 0.02
+    """Largest share of good moves that it may stop."""
+    min_trigger_rate: Share = 0.005
+    max_trigger_rate: Share = 0.5
+    """Band of the share of steps at which it fires."""
+    max_dead_ends: Share = 0.5
+    """Largest share of firings at which it lets no known action pass."""
+    max_switched_off: Share = 0.05
+    """Largest share of episodes in which it raises or takes too long."""
+    min_episodes: AtLeastOne = 5
+    """Episodes that must violate it, and episodes that must follow it."""
+    window: Annotated[int, Field(ge=0)] = 5
+    """Steps after a violation within which others must follow it to be compared with."""
+    min_good_moves: AtLeastOne = 20
+    """Good moves that must have been seen."""
+    samples: AtLeastOne = 1000
+    """Resamples of the bootstrap."""
+    alternatives: AtLeastOne = 20
+    """Actions tried in place of one that it stops."""
+    firings: AtLeastOne = 100
+    """Firings at which alternatives are tried."""
+    trajectories: AtLeastOne = 1000
+    """Newest trajectories of a world and grammar on which a store's predicates are audited."""
+    refrained: AtLeastOne = 1500
+    """Steps at which a prohibition is tried on the actions that it stopped elsewhere."""
+    seed: int = 0
+
+
+class ValidationSettings(Settings):
+    """The experiment of a round."""
+
+    tasks: Annotated[int, Field(ge=16)] = 16
+    """Tasks on which a principle is tried."""
+    samples: Annotated[int, Field(ge=2)] = 2
+    """Episodes per task and arm."""
+    temperature: Annotated[float, Field(gt=0)] = 0.7
+    """Of the policy's replies; above 0, or the samples of a task would be the same."""
+    episodes: Annotated[int, Field(ge=0)] = 256
+    """Most episodes that the experiment may cost, those without a principle included. 0: none."""
+    level: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Family-wise error over the principles tried at once (Holm)."""
+    tries: AtLeastOne = 3
+    """Experiments after which an undecided principle is rejected."""
+    revalidate_after: AtLeastOne = 5
+    """Rounds after which a validated principle is tried again."""
+    ledger_episodes: AtLeastOne = 20
+    """Episodes with a principle, and without it, before its ledger can retire it."""
+    resamples: AtLeastOne = 50_000
+    """Of the bootstrap over tasks."""
+    seed: int = 0

@@ -6,6 +6,7 @@ change, and keep their history.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -407,6 +408,17 @@ class Store:
         )
         with self.engine.connect() as connection:
             return {(row.world, row.task) for row in connection.execute(query)}
+
+    def validated_on(self) -> set[tuple[str, str]]:
+        """(world, task) of every validation of an item that is not retired."""
+        query = (
+            select(schema.items.c.world, schema.judgements.c.verdict)
+            .join(schema.items, schema.items.c.id == schema.judgements.c.item)
+            .where(schema.judgements.c.kind == "validation", schema.items.c.status != "retired")
+        )
+        with self.engine.connect() as connection:
+            told = [(row.world, json.loads(row.verdict).get("tasks")) for row in connection.execute(query)]
+        return {(world, str(task)) for world, tasks in told if isinstance(tasks, list) for task in tasks}
 
     def stats(self) -> Stats:
         """Counts of everything, for the eye."""

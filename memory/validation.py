@@ -12,46 +12,21 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import Annotated, Any, Literal, Protocol
-
-from pydantic import BaseModel, ConfigDict, Field
+from statistics import fmean
+from typing import Any, Literal, Protocol
 
 from memory.records import PrincipleItem, Status
+from memory.settings import ValidationSettings
 from memory.statistics import Effect, holm, newcombe_interval, paired_effect
 from memory.store import Ledger, Store
-
-Count = Annotated[int, Field(ge=1)]
 
 Scores = Mapping[str, Sequence[float]]
 """Of each task the scores of its episodes, in [0, 1]."""
 
-Decision = Literal["validated", "rejected", "undecided", "kept", "retired"]
+Decision = Literal["validated", "rejected", "undecided", "untested", "kept", "retired"]
 """Of a hypothesis: ``validated`` (it helps), ``rejected`` (it showed no help), ``undecided`` (perhaps; it may be tried
-again). Of a validated principle: ``kept`` or ``retired`` (it harms)."""
-
-
-class ValidationSettings(BaseModel):
-    """The experiment of a round."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    tasks: Annotated[int, Field(ge=16)] = 16
-    """Tasks on which a principle is tried."""
-    samples: Annotated[int, Field(ge=2)] = 2
-    """Episodes per task and arm."""
-    episodes: Annotated[int, Field(ge=0)] = 256
-    """Most episodes that the experiment may cost, those without a principle included. 0: none."""
-    level: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    """Family-wise error over the principles tried at once (Holm)."""
-    tries: Count = 3
-    """Experiments after which an undecided principle is rejected."""
-    revalidate_after: Count = 5
-    """Rounds after which a validated principle is tried again."""
-    ledger_episodes: Count = 20
-    """Episodes with a principle, and without it, before its ledger can retire it."""
-    resamples: Count = 50_000
-    """Of the bootstrap over tasks."""
-    seed: int = 0
+again), ``untested`` (all episodes of both arms scored the same, as where the policy wins nothing at all; it does not
+count as tried). Of a validated principle: ``kept`` or ``retired`` (it harms)."""
 
 
 class Experiment(Protocol):
@@ -111,6 +86,10 @@ class Validation:
     """The verdict of an experiment on one principle. ``p_holm``: ``effect.p`` corrected for those tried with it."""
 
     id: str
+    tasks: tuple[str, ...]
+    without: float
+    """Mean score of the tasks without the principle."""
+    with_principle: float
     decision: Decision
     effect: Effect
     p_holm: float
@@ -124,6 +103,9 @@ class Validation:
             "reason": self.reason,
             "p_holm": self.p_holm,
             "tried": self.tried,
+            "tasks": list(self.tasks),
+            "without": self.without,
+            "with_principle": self.with_principle,
             **asdict(self.effect),
         }
 
@@ -219,7 +201,8 @@ def judge_validation(results: Sequence[Result], settings: ValidationSettings) ->
 
     A hypothesis is validated where Holm's procedure rejects that it makes no difference and the difference is positive
     (so its 95 % interval lies above zero). It is rejected where the difference is not positive, or when it has stayed
-    undecided ``settings.tries`` times. A validated principle is retired where its interval lies below zero.
+    undecided ``settings.tries`` times; unless all scores are equal, which tells nothing of it. A validated principle is
+    retired where its interval lies below zero.
 
     Raises:
         ValueError: the arms of a result have not the same tasks.
@@ -232,10 +215,14 @@ def judge_validation(results: Sequence[Result], settings: ValidationSettings) ->
     verdicts = []
     for index, (result, effect) in enumerate(zip(results, effects, strict=True)):
         contender = result.trial.contender
-        tried = contender.tried + 1
+        scores = {score for arm in (result.without, result.with_principle) for of in arm.values() for score in of}
+        untested = len(scores) == 1
+        tried = contender.tried + (not untested)
         p_holm = corrected.get(index, effect.p)
         if contender.active:
             decision: Decision = "retired" if effect.high < 0 else "kept"
+        elif untested:
+            decision = "untested"
         elif p_holm <= settings.level and effect.difference > 0:
             decision = "validated"
         else:
@@ -244,8 +231,14 @@ def judge_validation(results: Sequence[Result], settings: ValidationSettings) ->
             f"difference {effect.difference:+.3f} ({effect.low:+.3f} to {effect.high:+.3f}) over {effect.n} tasks x "
             f"{settings.samples} samples; p {effect.p:.3g}, corrected {p_holm:.3g}"
         )
-        verdicts.append(Validation(contender.id, decision, effect, p_holm, tried, reason))
+        means = mean_score(result.without), mean_score(result.with_principle)
+        verdicts.append(Validation(contender.id, result.trial.tasks, *means, decision, effect, p_holm, tried, reason))
     return verdicts
+
+
+def mean_score(scores: Scores) -> float:
+    """The mean over tasks of the mean of their episodes."""
+    return fmean(fmean(of_task) for of_task in scores.values())
 
 
 def ledger_interval(ledger: Ledger) -> tuple[float, float]:
@@ -278,7 +271,7 @@ def contenders(store: Store, world: str, grammar: str) -> list[Contender]:
                 stored.id,
                 stored.item,
                 promise(stored.ledger, _audited_direction(store, stored.id)),
-                len(trials),
+                sum(trial.verdict.get("decision") != "untested" for trial in trials),
                 stored.status == "validated",
                 max((trial.round for trial in trials), default=0),
             )
@@ -296,9 +289,10 @@ _STATUSES: dict[Decision, Status] = {"validated": "validated", "rejected": "reje
 
 
 def record_validation(store: Store, verdicts: Sequence[Validation], round: int) -> None:
-    """Write each verdict as a judgement, and the status that follows from it."""
+    """Write each verdict as a judgement, and the status that follows from it. Repeating it changes nothing."""
     for verdict in verdicts:
-        store.judge(verdict.id, "validation", verdict.record(), round)
+        if all(kept.verdict != verdict.record() for kept in store.judgements(verdict.id, "validation")):
+            store.judge(verdict.id, "validation", verdict.record(), round)
         status = _STATUSES.get(verdict.decision)
         if status is not None and store.item(verdict.id).status != status:
             store.set_status(verdict.id, status, f"validation: {verdict.reason}", round)

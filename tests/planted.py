@@ -25,6 +25,7 @@ from envs.base import ExpertMove, StepResult, Task, TextEnv
 from memory.grammar import ActionGrammar
 from memory.predicates import compile_predicate, history_entry, make_context
 from memory.records import Predicate, TraceStep, Trajectory
+from tests.scripted_agents import read_constraints
 
 Family = Literal["order", "precondition", "prohibition", "exception"]
 FAMILIES: tuple[Family, ...] = ("order", "precondition", "prohibition", "exception")
@@ -271,7 +272,25 @@ class Explorer:
             return words.say("take", rng.choice(list(env.things)), rng.choice(env.places))
         if not last.valid and rng.random() < 0.5:
             return rng.choice([words.say("look"), words.say("shake", env.held or env.wanted)])
-        thing = env.wanted
+        return self._plan()
+
+    def reconsider(self, feedback: str, rejected: Sequence[str]) -> str:
+        """What to do instead of ``rejected``: what constraints in ``feedback`` ask for; else anything admissible."""
+        for constraint in read_constraints(feedback):
+            asked = constraint.others[0].split()[0] if constraint.others else ""
+            if asked == self.env.words.verbs["first"]:
+                self._first_first = True
+            elif asked == self.env.words.verbs["prime"]:
+                self._primes = True
+            elif constraint.thing and self._device == f"{constraint.thing} 1":
+                self._device = next(f"{kind} 1" for kind in self.env.words.first if kind != constraint.thing)
+            action = self._plan()
+            if action not in rejected:
+                return action
+        return self.rng.choice([action for action in self.env.admissible() if action not in rejected])
+
+    def _plan(self) -> str:
+        env, words, rng, thing = self.env, self.env.words, self.rng, self.env.wanted
         if env.held not in (None, thing):
             return words.say("put", str(env.held), env.at)
         if env.held is None:

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from memory.builder_settings import BuilderSettings
-from memory.settings import MemorySettings
+from memory.settings import AuditSettings, MemorySettings, ValidationSettings
 
 
 class ConfigError(ValueError):
@@ -273,10 +273,12 @@ class TrackingConfig(Section):
 
 
 class MemoryConfig(MemorySettings):
-    """The memory: how it is used in an episode, and who builds it."""
+    """The memory: how it is used in an episode, who builds it, and how its principles are judged."""
 
     builder: BuilderSettings = BuilderSettings()
     """Its model also answers for ``instantiation: builder``."""
+    audit: AuditSettings = AuditSettings()
+    validation: ValidationSettings = ValidationSettings()
 
     @model_validator(mode="after")
     def _builder_is_named(self) -> MemoryConfig:

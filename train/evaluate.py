@@ -109,8 +109,8 @@ async def evaluate(
 
 
 def _use_of(memory: Memory) -> dict[str, Any]:
-    """The settings of use; not who built it, nor its address, which may hold a password."""
-    return memory.settings.model_dump(mode="json", exclude={"store", "builder"})
+    """The settings of use; not who built and judged it, nor its address, which may hold a password."""
+    return memory.settings.model_dump(mode="json", exclude={"store", "builder", "audit", "validation"})
 
 
 def check_held_out(provenance: Collection[tuple[str, str]], tasks: Sequence[Task], name: str) -> None:

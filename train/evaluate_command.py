@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,14 @@ from envs.pool import EnvPool
 from envs.tasksets import load_task_set
 from train.adapters import adapter_hash
 from train.agent import ExpertPlayer, Job, Player, RandomPlayer, call_seed
-from train.config import Config, ConfigError, config_from, read_yaml
+from train.config import Config, ConfigError
 from train.evaluate import evaluate, failure_line, metrics_table
 from train.files import write_json
 from train.preflight import check_engine, hold_folder
+from train.target import REQUEST, check_folder, chosen_adapter, configure
 
 if TYPE_CHECKING:
     from train.policy import Policy
-
-REQUEST = "request.json"
-"""What an evaluation folder was asked for: it may be resumed with the same request only."""
 
 MODELLESS: dict[str, Callable[[Job], Player]] = {
     "expert": lambda job: ExpertPlayer(),
@@ -48,21 +45,17 @@ def evaluate_target(
         TaskError: unknown task set or missing data.
     """
     console = Console()
-    run = Path(target) if (Path(target) / "config.yaml").is_file() else None
-    config = _configure(run, target, task_set, overrides, seeds)
+    config = configure(target, task_set, overrides, seeds, model=target not in MODELLESS)
     if target not in MODELLESS:
         check_engine(config)
     tasks = load_task_set(task_set, config.env.model_dump(mode="json"))
-    if adapter is None and run is not None:
-        adapter = _final_adapter(run)
-    if adapter is not None and not (adapter / "adapter_config.json").is_file():
-        raise ConfigError(f"--adapter {adapter}: no adapter_config.json there; give a PEFT adapter folder")
+    adapter = chosen_adapter(target, adapter)
     if adapter is not None and target in MODELLESS:
         raise ConfigError(f"--adapter {adapter}: the {target} agent has no weights; drop --adapter")
     digest = adapter_hash(adapter) if adapter else ""
     identity = {"config": config.model_dump(mode="json"), "adapter_hash": digest}
     folder = out or Path("evals") / f"{Path(target).name}-{task_set}".replace("/", "-").replace(":", "-")
-    _check_folder(folder, identity, resume)
+    check_folder(folder, identity, resume)
     policy = None
     if target not in MODELLESS:
         from train.policy import Policy
@@ -76,45 +69,6 @@ def evaluate_target(
     if failures:
         console.print(f"failed episodes: {failures}", highlight=False)
     console.print(f"written to {folder / 'evals' / 'eval.json'}", highlight=False, soft_wrap=True)
-
-
-def _configure(run: Path | None, target: str, task_set: str, overrides: list[str], seeds: int) -> Config:
-    if run is not None:
-        data = read_yaml(run / "config.yaml")
-        data["warm_start"] = data["rejection"] = data["grpo"] = None
-        if data.get("memory") and not data["memory"].get("store"):
-            data["memory"]["store"] = f"sqlite:///{run / 'memory.db'}"  # the run's, not one in the evaluation's folder
-    else:
-        data = {"run": {"name": "eval"}, "env": {"name": task_set.split("/")[0]}, "eval": {}}
-        if target not in MODELLESS:
-            data["model"] = {"name": target}
-    data["eval"].update(tasks=task_set, seeds=seeds, at_start=True)
-    return config_from(data, overrides)
-
-
-def _final_adapter(run: Path) -> Path | None:
-    result = run / "result.json"
-    if not result.is_file():
-        raise ConfigError(f"{run}: the run has not finished (no result.json); resume it, or name one with --adapter")
-    adapter = json.loads(result.read_text())["adapter"]
-    return run / adapter if adapter else None
-
-
-def _check_folder(folder: Path, identity: dict[str, Any], resume: bool) -> None:
-    """Raise ConfigError unless ``folder`` is free, or holds this very evaluation and may be resumed.
-
-    One in which no episode was played yet (the server did not start, say) is free.
-    """
-    file = folder / REQUEST
-    if file.exists() and not (folder / "episodes").exists():
-        return
-    if not file.exists():
-        if folder.exists() and any(folder.iterdir()):
-            raise ConfigError(f"--out {folder}: exists and holds no evaluation; choose another folder")
-    elif not resume:
-        raise ConfigError(f"--out {folder}: exists; go on with --resume or choose another folder with --out")
-    elif json.loads(file.read_text()) != identity:
-        raise ConfigError(f"--out {folder}: holds another evaluation (configuration or adapter differ); choose another")
 
 
 async def _evaluate(

@@ -30,16 +30,31 @@ def open_memory(settings: MemoryConfig | None, world: str, folder: Path) -> Memo
     """
     if settings is None or settings.mode == "none":
         return None
-    asks, model = settings.instantiation == "builder", settings.builder.model
-    regulates = settings.mode in ("direct", "full") and settings.attempts > 0
     return Memory(
         Store(store_url(settings, folder), create=settings.store is None),
         settings,
-        grammar=GRAMMARS.get(world, world),
+        grammar=grammar_of(world),
         embedder=make_embedder(settings.embedder, cache_folder() / "vectors.db"),
-        host=PredicateHost() if regulates else None,
-        builder=LanguageModel(model, folder / "builder" / "calls") if asks and model else None,
+        host=PredicateHost() if regulates(settings) else None,
+        builder=instantiating_model(settings, folder),
     )
+
+
+def grammar_of(world: str) -> str:
+    """Name of the form of ``world``'s actions."""
+    return GRAMMARS.get(world, world)
+
+
+def regulates(settings: MemoryConfig) -> bool:
+    """Whether predicates are evaluated in play."""
+    return settings.mode in ("direct", "full") and settings.attempts > 0
+
+
+def instantiating_model(settings: MemoryConfig, folder: Path) -> LanguageModel | None:
+    """The model that ``instantiation: builder`` asks; None where it is not asked."""
+    if settings.instantiation != "builder" or settings.builder.model is None:
+        return None
+    return LanguageModel(settings.builder.model, folder / "builder" / "calls")
 
 
 def episode_ledger(episode: Episode, run: str) -> list[LedgerEntry]:
@@ -47,5 +62,9 @@ def episode_ledger(episode: Episode, run: str) -> list[LedgerEntry]:
     if episode.memory is None:
         return []
     regulations = [step.regulation for step in episode.steps if step.regulation is not None]
-    outcome = min(1.0, max(0.0, episode.score)) if episode.status == "ok" else None
-    return ledger_entries(episode.memory, regulations, f"run:{run}/{episode.id}", outcome)
+    return ledger_entries(episode.memory, regulations, f"run:{run}/{episode.id}", bounded_score(episode))
+
+
+def bounded_score(episode: Episode) -> float | None:
+    """The score in [0, 1] that the memory counts; None after a fault."""
+    return min(1.0, max(0.0, episode.score)) if episode.status == "ok" else None

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from rich.console import Console
 
 from memory.audit import Check, audit_store
 from memory.predicates import PredicateHost
+from memory.settings import AuditSettings
 from memory.store import Store
+from train.config import apply_override
+from train.memory_build import read_settings
 from train.tables import compact_table, percent
 
 # The share of steps at which it fires, of good moves that it stops, the differences in good moves between following and
@@ -20,10 +26,14 @@ _COLUMNS = {
 }
 
 
-def audit_and_show(store: Store, world: str | None, grammar: str | None) -> None:
-    """Audit, write judgements and statuses, and print the figures."""
+def audit_and_show(store: Store, world: str | None, grammar: str | None, overrides: Sequence[str]) -> None:
+    """Audit, write judgements and statuses, and print the figures. Raises ConfigError, MemoryRecordError: overrides."""
+    data: dict[str, Any] = {}
+    for override in overrides:
+        apply_override(data, override)
+    settings = read_settings(AuditSettings, data)
     with PredicateHost() as host:
-        audited = audit_store(store, host, world=world, grammar=grammar)
+        audited = audit_store(store, host, settings, world=world, grammar=grammar)
     console = Console()
     if not audited:
         console.print("no principle in use has a predicate")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from envs.cache import cache_folder
 from memory.builder import BuildReport
@@ -24,6 +24,8 @@ from train.chat import ModelFault
 from train.config import apply_override, read_yaml
 from train.ingest import is_own, outside_trajectories, run_trajectories
 from train.memory_show import plain
+
+Read = TypeVar("Read", bound=BaseModel)
 
 _NOTES = 10
 """Odd or unreadable entries of a file that are told one by one."""
@@ -117,8 +119,13 @@ def build_config(config: Path | None, overrides: Sequence[str], builder: str) ->
         apply_override(data, override)
     if builder:
         data["builder"] = builder
+    return read_settings(BuildConfig, data)
+
+
+def read_settings(kind: type[Read], data: dict[str, Any]) -> Read:
+    """Settings of ``kind`` from ``data``. Raises MemoryRecordError: a line per wrong field."""
     try:
-        return BuildConfig.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         lines = []
         for item in error.errors():

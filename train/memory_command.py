@@ -196,15 +196,61 @@ def diff(
 
 @app.command()
 def audit(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings as key=value, for example min_episodes=10.")
+    ] = None,
     world: Annotated[str | None, typer.Option(help="Only principles of this world.")] = None,
     grammar: Annotated[str | None, typer.Option(help="Only principles of this action grammar.")] = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Judge predicates on the memory's own trajectories: who passes may block actions, who fails is rejected."""
+    """Judge predicates on the memory's own trajectories: who passes may block actions, who fails is rejected.
+
+    Fields of the settings: AuditSettings in memory/settings.py.
+    """
     from train.memory_audit import audit_and_show
 
     with open_store(store) as opened:
-        audit_and_show(opened, world, grammar)
+        audit_and_show(opened, world, grammar, overrides or [])
+
+
+@app.command()
+def validate(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="Who plays: a run folder, or a model (name, folder or hub id).")
+    ],
+    task_set: Annotated[
+        str,
+        typer.Option(
+            "--set",
+            help="Training tasks to try on, for example household/easy/train:500-599; the memory's are left out.",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Settings of the run as key.sub=value, for example memory.validation.samples=4."),
+    ] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="A PEFT adapter folder; default: the run's final one, none for a model.")
+    ] = None,
+    round: Annotated[int, typer.Option(min=0, help="The round that verdicts are stamped with.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for episodes and result; default: validations/<target>-<set>-<round>.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted validation.")] = False,
+    store: Annotated[
+        str | None, typer.Option("--store", help="As elsewhere; default: the run's memory, or memory.db for a model.")
+    ] = None,
+) -> None:
+    """Play tasks with and without each principle; what helps is validated, what does not is rejected.
+
+    The most promising are tried first, within memory.validation.episodes (default 256). Differences are paired by task,
+    their intervals bootstrapped, and p-values corrected for the number of principles tried (Holm).
+    """
+    from train.memory_validate import validate_target
+
+    validate_target(
+        target, task_set, overrides or [], store=store, adapter=adapter, round=round, out=out, resume=resume
+    )
 
 
 @app.command()

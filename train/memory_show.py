@@ -270,6 +270,8 @@ def _mean(value: float, count: int) -> str:
 
 
 def _value(value: JSON) -> str:
+    if isinstance(value, list) and len(value) > SHOWN_LINKS:
+        return f"{_value(value[:3])} and {len(value) - 3} more"
     return value if isinstance(value, str) else json.dumps(_rounded(value), ensure_ascii=False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from train.adapters import adapter_rank, load_adapter, new_adapter
 from train.agent import Job, PolicyPlayer
@@ -13,6 +13,9 @@ from train.load import chosen_dtype, load_policy, load_tokenizer, model_folder, 
 from train.memory import open_memory
 from train.tokens import TokenCodec
 from train.vllm_server import VLLMServer, smallest_rank
+
+if TYPE_CHECKING:
+    from memory.guide import Memory
 
 BASE = "base"
 
@@ -114,9 +117,11 @@ class Policy:
         else:
             await self.chat.load_adapter(folder, self.adapter)  # type: ignore[attr-defined]
 
-    def player(self, job: Job, temperature: float) -> PolicyPlayer:
+    def player(self, job: Job, temperature: float, memory: Memory | None = None) -> PolicyPlayer:
+        """Who plays ``job``, guided by ``memory``; None: by the policy's own."""
         agent: AgentConfig = self.config.agent
-        guide = None if self.memory is None else self.memory.guide(job.id, lambda text: len(self.codec.text(text)))
+        memory = memory or self.memory
+        guide = None if memory is None else memory.guide(job.id, lambda text: len(self.codec.text(text)))
         return PolicyPlayer(self.chat, self.codec, job, agent, temperature, self.config.run.seed, guide)
 
     @property

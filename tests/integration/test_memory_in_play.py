@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,3 +180,50 @@ def test_one_round_of_memory_helps_the_scripted_agent_and_shuffled_words_do_not(
     assert {arm["faults"] for arm in arms.values()} == {0}
     assert arms["shuffled"]["tokens"] == arms["full"]["tokens"] > 0
     assert arms["shuffled"]["objections"] > 0.02
+
+
+def test_a_language_model_validates_is_killed_and_goes_on(store: Store, smollm2_folder: Path, tmp_path: Path) -> None:
+    """Two principles on 16 tasks: 96 short episodes; a kill in the second arm costs no episode of the first."""
+    with sqlite3.connect(tmp_path / "memory.db") as copy:
+        sqlite3.connect(str(store.engine.url.database)).backup(copy)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "train.cli", "memory", "validate", str(smollm2_folder), "--round", "4"]
+    command += ["--set", "household/easy/train:200-259", "--store", str(tmp_path / "memory.db"), "--out", str(out)]
+    command += ["env.max_steps=2", "agent.max_new_tokens=8", "agent.concurrency=16", "model.dtype=float32"]
+    command += ["memory.plan_tokens=0", "memory.embedder.kind=hashing", "memory.validation.episodes=100"]
+    arm = out / "episodes"
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        while len(list(arm.glob("validate-4-r-*.jsonl.gz"))) < 1:
+            assert first.poll() is None
+            time.sleep(0.2)
+        first.kill()
+    control = (arm / "validate-4-control.jsonl.gz").read_bytes()
+    refused = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
+    assert refused.returncode == 2
+    assert "go on with --resume" in refused.stderr
+    done = subprocess.run([*command, "--resume"], cwd=ROOT, text=True, capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "2 principles on 16 tasks, 2 episodes each with and without: 96 episodes" in done.stdout
+    assert (arm / "validate-4-control.jsonl.gz").read_bytes() == control
+    result = json.loads((out / "validation.json").read_text())
+    assert [len(row["tasks"]) for row in result["verdicts"]] == [16, 16]
+    with Store(f"sqlite:///{tmp_path}/memory.db") as after:
+        for row in result["verdicts"]:
+            (judgement,) = after.judgements(row["id"], "validation")
+            assert (judgement.round, judgement.verdict["decision"]) == (4, row["decision"])
+            assert after.item(row["id"]).ledger.episodes_without >= 32
+            episodes = list(read_episodes(arm / f"validate-4-{row['id']}.jsonl.gz"))
+            assert len(episodes) == 32
+            uses = [episode.memory for episode in episodes]
+            assert {use.retrieved[0].item for use in uses if use} == {row["id"]}
+        tried = {row["id"] for row in result["verdicts"]}
+        for episode in read_episodes(arm / "validate-4-control.jsonl.gz"):
+            assert episode.memory is not None
+            assert not tried & {found.item for found in episode.memory.retrieved}
+        assert {task for _, task in after.validated_on()} == {
+            task for row in result["verdicts"] for task in row["tasks"]
+        }
+    again = subprocess.run([*command, "--resume"], cwd=ROOT, text=True, capture_output=True, timeout=600)
+    assert again.returncode == 0
+    with Store(f"sqlite:///{tmp_path}/memory.db") as after:
+        assert len(after.judgements(result["verdicts"][0]["id"], "validation")) == 1

@@ -11,7 +11,6 @@ from memory.audit import (
     OFF,
     VIOLATED,
     Audit,
-    AuditSettings,
     Check,
     LabelledSteps,
     audit,
@@ -20,6 +19,7 @@ from memory.audit import (
 )
 from memory.predicates import PredicateHost
 from memory.records import TraceStep, Trajectory
+from memory.settings import AuditSettings
 from memory.statistics import cluster_weights, wilson_interval
 from tests.unit.audit_world import episode, parse, principle
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memory.audit import Audit, Check
 from memory.embedding import HashingEmbedder
-from memory.guide import FEEDBACK, HEADER, Guide, Memory, ledger_entries, shuffle_words
+from memory.guide import FEEDBACK, HEADER, Guide, Memory, learn_words, ledger_entries, shuffle_words
 from memory.instantiate import Situation
 from memory.predicates import PredicateHost
 from memory.records import (
@@ -341,3 +341,40 @@ def test_settings_refuse_what_cannot_be() -> None:
         MemorySettings(prompt_statuses=["validated"])
     with pytest.raises(ValueError, match="a retired item is out of use"):
         MemorySettings(prompt_statuses=["audited", "validated", "retired"])
+
+
+def arm(store: Store, host: PredicateHost, tried: str, **settings: Any) -> Memory:
+    hidden = [OPEN_FIRST.id, BROKEN.id]
+    made = MemorySettings(**settings)
+    return Memory(store, made, grammar="g", embedder=HashingEmbedder(), host=host, hidden=hidden, tried=tried)
+
+
+def test_an_arm_of_a_validation_shows_the_tried_principle_first_and_hides_the_others(
+    store: Store, host: PredicateHost
+) -> None:
+    control = opened(arm(store, host, ""))
+    assert [item.item for item in control.use.retrieved if item.level == 3] == [NO_DESK.id]
+    treated = opened(arm(store, host, OPEN_FIRST.id))
+    assert [item.item for item in treated.use.retrieved if item.level == 3] == [OPEN_FIRST.id, NO_DESK.id]
+    assert regulate(treated, "take pen 1 from box 1", ["open box 1"])[0] is not None
+    only = opened(arm(store, host, OPEN_FIRST.id, retrieval={"episodes": 0, "procedures": 0, "principles": 0}))
+    assert [item.item for item in only.use.retrieved] == [OPEN_FIRST.id]
+
+
+def test_the_tried_principle_is_shown_whatever_its_status_and_blocks_if_its_audit_passed(
+    store: Store, host: PredicateHost
+) -> None:
+    settings: dict[str, Any] = {"prompt_statuses": ["validated"], "block_statuses": ["validated"]}
+    shown = opened(arm(store, host, NO_DESK.id, **settings), situation=Situation("put it", "A desk 1.", "put"))
+    assert shown.use.text == f"{HEADER}\n- Rule (hypothesis): When a desk is near: leave the desk alone. Here: desk 1."
+    regulation, _ = regulate(opened(arm(store, host, OPEN_FIRST.id, **settings)), "take pen 1 from box 1", ["look"])
+    assert regulation is not None
+    assert regulation.choice == "resampled"
+    store.judge(OPEN_FIRST.id, "audit", {"decision": "failed"})
+    assert regulate(opened(arm(store, host, OPEN_FIRST.id, **settings)), "take pen 1 from box 1", [])[0] is None
+
+
+def test_which_things_games_name_at_their_beginning(store: Store) -> None:
+    # Both games open a bag and a box and a desk, which the first observation names; the pen, too. Of the cup only the
+    # goal of the second one speaks.
+    assert learn_words(store.trajectories())[1] == {"box": 1.0, "bag": 1.0, "desk": 1.0, "pen": 1.0, "cup": 0.5}

@@ -28,7 +28,7 @@ def principle(**fields: object) -> PrincipleItem:
 SITUATION = Situation(
     goal="put a hot mug in cabinet.", observation="You see a fridge 1, a microwave 12, a stove.", task_type="heat"
 )
-NAMES = {"mug", "fridge", "microwave", "cabinet", "safe"}
+NAMES = {"mug": 0.5, "fridge": 1.0, "microwave": 1.0, "cabinet": 1.0, "safe": 0.9, "vault": 0.8}
 
 
 @pytest.mark.parametrize(
@@ -131,5 +131,8 @@ def test_offline_a_rule_about_things_that_are_not_here_is_suppressed() -> None:
     assert instantiate_offline(absent, SITUATION, NAMES).reason == "neither task nor first observation names safe"
     present = principle(condition="{1} is a microwave or a safe", scope="fridge")
     assert instantiate_offline(present, SITUATION, NAMES).text.endswith("Here: fridge 1, microwave 12.")
+    # Only four in five games with a vault name it at their beginning: that this one does not says nothing.
+    hidden = instantiate_offline(principle(condition="{1} is a vault"), SITUATION, NAMES)
+    assert hidden.text == "When {1} is a vault: open the box first."
     # "safe" within another word names nothing
     assert not instantiate_offline(principle(condition="safely"), SITUATION, NAMES).suppressed

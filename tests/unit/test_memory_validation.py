@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from memory.records import EpisodeItem, Evidence, Link, PrincipleItem, ProcedureItem, TraceStep, Trajectory
+from memory.settings import ValidationSettings
 from memory.store import Ledger, LedgerEntry, Store
 from memory.validation import (
     Contender,
     Result,
     Scores,
     Trial,
-    ValidationSettings,
     contenders,
     judge_validation,
     ledger_retires,
@@ -123,7 +123,8 @@ def test_decisions() -> None:
             result("helps", helps),
             result("little", little),
             result("little again", little, tried=2),
-            result("nothing", [0.0] * 16),
+            result("nothing", [0.1, -0.1] * 8),
+            result("tells nothing", [0.0] * 16, tried=2),
             result("harms", harms),
             result("active", little, active=True),
             result("active and harms", harms, active=True),
@@ -135,6 +136,7 @@ def test_decisions() -> None:
         "little": "undecided",
         "little again": "rejected",
         "nothing": "rejected",
+        "tells nothing": "untested",
         "harms": "rejected",
         "active": "kept",
         "active and harms": "retired",
@@ -248,6 +250,8 @@ def test_from_the_store_and_back(store: Store) -> None:
     record_validation(store, judge_validation(results, settings()), 3)
     assert [store.item(id).status for id in (helps, little, harms)] == ["validated", "candidate", "rejected"]
     assert store.item(harms).reason.startswith("validation: difference -0.250")
+    record_validation(store, judge_validation(results, settings()), 3)
+    assert len(store.judgements(helps, "validation")) == 1
     again = {contender.id: contender for contender in contenders(store, "w", "g")}
     assert set(again) == {helps, little}
     assert (again[helps].active, again[helps].round, again[little].tried) == (True, 3, 1)
