@@ -233,13 +233,15 @@ class GrpoConfig(Section):
     """omega of GiGPO: weight of the step advantages within equal states of a group; 0: GRPO."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Discount of the returns that step advantages compare."""
-    aggregation: Literal["token", "episode", "constant"] = "token"
-    """Mean over all trained tokens (DAPO), over episodes of the mean over their tokens (GRPO), or the sum over a
-    constant length (Dr.GRPO)."""
+    aggregation: Literal["token", "episode", "constant"] = "episode"
+    """Mean over episodes of the mean over their tokens (GRPO), over all trained tokens (DAPO), or the sum over a
+    constant length (Dr.GRPO). Lost episodes are the longer ones: over tokens the advantages sum to less than zero, and
+    a small policy is pushed away from what it knows rather than towards what wins."""
     train_roles: list[Literal["action", "plan", "instantiation", "summary"]] = ["action"]
     """Whose tokens are trained: action turns, and what the policy writes in its other parts."""
-    invalid_penalty: Annotated[float, Field(ge=0)] = 0.05
-    """Subtracted from the reward of a step whose action was invalid."""
+    invalid_penalty: Annotated[float, Field(ge=0)] = 0.0
+    """Subtracted from the reward of a step whose action was invalid. Above 0 a group without a success teaches to avoid
+    refusals, and with ``normalise_std`` as strongly as one with: a small policy then walks in circles."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL to the base model (adapter off); 0 computes none."""

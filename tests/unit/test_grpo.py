@@ -199,7 +199,7 @@ def test_mini_batches_step_once_each_against_the_policy_at_the_start(tmp_path: P
 
 def test_loss_equals_that_of_trl(tmp_path: Path) -> None:
     """The same rows through TRL's own loss (DAPO normaliser), which knows the weight as part of the advantage."""
-    trainer = trainer_of(tmp_path, temperature=0.8)
+    trainer = trainer_of(tmp_path, temperature=0.8, aggregation="token")
     (rows,) = make_batch(groups_of(trainer.model), trainer.settings, 10).steps
     total = sum(item.row.trained_tokens for item in rows)
     part = trainer._tensors(rows)

@@ -20,8 +20,8 @@ from train.sft import train_sft
 pytestmark = pytest.mark.unit
 
 ARMS = {
-    "grpo": {},
-    "gigpo": {"step_weight": 1.0},
+    "grpo": {"aggregation": "token"},
+    "gigpo": {"aggregation": "token", "step_weight": 1.0},
     "dr_grpo": {"normalise_std": False, "aggregation": "constant"},
     "episode_rloo_kl": {"baseline": "leave_one_out", "aggregation": "episode", "kl_coef": 0.05, "passes": 2},
 }
