@@ -108,7 +108,7 @@ def test_a_server_that_refuses_is_an_error_after_the_report(files: Path, monkeyp
         (["repair=1"], r"repair: Extra inputs are not permitted \(1\)"),
         (
             ["model.url=http://x", "model.model=m", "model.max_tokens=4096"],
-            r"model: max_tokens 4096 is less than the 15421 tokens .* set max_tokens to 15421 or more, or lower answers",
+            r"model: max_tokens 4096 is less than the 15421 tokens .* set max_tokens to 15421 or more, or lower",
         ),
         (["model.url=http://x", "model.model=m", "model.key=sk-12345"], r"model.key: String should match pattern"),
     ],
