@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from memory.audit import Check, audit_store
+from memory.audit_checks import Check
+from memory.audit_store import audit_store
 from memory.predicates import PredicateHost
 from memory.store import Store
 from train.tables import compact_table, percent

@@ -5,19 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from memory.audit import (
-    FOLLOWED,
-    IDLE,
-    OFF,
-    VIOLATED,
-    Audit,
-    AuditSettings,
-    Check,
-    LabelledSteps,
-    audit,
-    judge,
-    label_steps,
-)
+from memory.audit import AuditSettings, audit
+from memory.audit_checks import FOLLOWED, IDLE, OFF, VIOLATED, Audit, Check, LabelledSteps, judge, label_steps
 from memory.predicates import PredicateHost
 from memory.records import TraceStep, Trajectory
 from memory.statistics import cluster_weights, wilson_interval
