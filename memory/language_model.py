@@ -311,6 +311,8 @@ class LanguageModel:
             usage = data.get("usage")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             return None
+        if text is None and choice.get("finish_reason") == "length":
+            text = ""  # all its tokens went into thinking: cut off, and paid
         if not isinstance(text, str):
             return None
         text = self._without_key(text).encode("utf-8", "replace").decode()

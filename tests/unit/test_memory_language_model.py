@@ -132,6 +132,7 @@ def test_waits_grow_and_end(case: Any) -> None:
         (Reply('{"name": "a", "parts": [1' + "0" * 5000 + "]}"), "not JSON"),
         (Reply('{"name": "a", "parts": [1], "note": "not asked for"}'), "not as the schema says"),
         (Reply(" " * 5000, finish="length"), "cut off"),
+        (Reply(None, finish="length"), "cut off"),
         (Reply(""), "not JSON"),
     ],
 )
