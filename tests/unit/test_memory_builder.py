@@ -535,6 +535,9 @@ def test_a_server_that_errs_in_every_way_loses_nothing(bench: Bench, seed: int) 
         faults = {
             "malformed": Reply(text[: len(text) // 2]),
             "prose": Reply("Certainly! Here is what you asked for."),
+            "empty": Reply(""),
+            "endless number": Reply('{"harmful": 1' + "0" * 5000 + "}"),
+            "thinking": Reply(None, finish="length"),
             "cut off": Reply(text[: len(text) // 2], finish="length"),
             "schema": Reply('{"unexpected": 1}'),
             "evidence": Reply(text.replace('"quote": "', '"quote": "never said ')),
@@ -554,7 +557,7 @@ def test_a_server_that_errs_in_every_way_loses_nothing(bench: Bench, seed: int) 
         return faults[name]
 
     reports = [bench.build(bad, round, model={"timeout_s": 2.0, "tries": 4, "reasks": 3}) for round in range(3)]
-    assert len(met) == 11
+    assert len(met) == 14
     # Nothing is lost: what has no episode yet is waiting, and the last build says so.
     told = {stored.item.trajectory for stored in bench.store.items(1)}  # type: ignore[union-attr]
     assert len(told) == sum(report.written["episode"] for report in reports)
@@ -569,8 +572,8 @@ def test_a_server_that_errs_in_every_way_loses_nothing(bench: Bench, seed: int) 
     assert retried["RemoteProtocolError"] == met["hang up"]
     assert retried["ReadTimeout"] >= met["time-out"]
     # An unusable answer that the cache repeats to a later build is counted there again.
-    assert unusable["cut off"] >= met["cut off"]
-    assert unusable["not JSON"] >= met["malformed"] + met["prose"]
+    assert unusable["cut off"] >= met["cut off"] + met["thinking"]
+    assert unusable["not JSON"] >= met["malformed"] + met["prose"] + met["empty"] + met["endless number"]
     assert unusable["not as the schema says"] >= met["schema"]
     assert unusable["wrong evidence or operation"] >= met["evidence"] - 1  # a predicate quotes nothing
 
