@@ -1,4 +1,4 @@
-"""What a building language model is shown and must answer: versioned instructions, rendered material, answer schemas.
+"""What a building language model is shown: versioned instructions and rendered material; and what its claims are worth.
 
 Everything here is a pure function of records, so that equal memories ask equal questions and the cache answers them.
 """
@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from memory.expressions import MAX_SOURCE
+from memory.answers import Citation
 from memory.grounding import check_evidence
 from memory.language_model import Message
 from memory.records import EpisodeItem, Evidence, PrincipleItem, ProcedureItem, TraceStep, Trajectory
@@ -52,95 +49,6 @@ def instructions(name: str) -> Instructions:
     if version is None:
         raise ValueError(f"memory/prompts/{name}.md does not begin with its version")
     return Instructions(name, int(version[1]), text[version.end() :].strip())
-
-
-# ---- answers
-
-
-# Lengths keep a small model, which loops, from filling its answer with one text; no sensible answer comes near them.
-Short = Annotated[str, Field(max_length=300)]
-Sentence = Annotated[str, Field(max_length=600)]
-Source = Annotated[str, Field(max_length=MAX_SOURCE)]
-
-
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Claim(_Answer):
-    step: int
-    what: Sentence
-    quote: Short
-
-
-class EpisodeAnswer(_Answer):
-    goal: Sentence
-    key_steps: Annotated[list[Claim], Field(max_length=8)]
-    obstacles: Annotated[list[Claim], Field(max_length=4)]
-
-
-class Citation(_Answer):
-    episode: Short
-    step: int
-    quote: Short
-
-
-OperationName = Literal["add", "merge", "refine", "contradict", "retire"]
-
-
-class Operation(_Answer):
-    """What the two kinds of operations share; :attr:`is_text` says whether it brings a new text."""
-
-    reason: Sentence
-    operation: OperationName
-    targets: Annotated[list[Short], Field(max_length=8)]
-
-
-class ProcedureOperation(Operation):
-    when: Sentence
-    steps: Annotated[list[Short], Field(max_length=12)]
-    pitfalls: Annotated[list[Sentence], Field(max_length=6)]
-    evidence: Annotated[list[Citation], Field(max_length=12)]
-
-    @property
-    def is_text(self) -> bool:
-        return bool(self.when.strip() and any(step.strip() for step in self.steps))
-
-
-class PrincipleOperation(Operation):
-    procedures: Annotated[list[Short], Field(max_length=8)]
-    condition: Sentence
-    guidance: Sentence
-    expected_effect: Sentence
-    mechanism: Sentence
-    scope: Sentence
-    exceptions: Annotated[list[Sentence], Field(max_length=4)]
-    any_task_type: bool
-    evidence: Annotated[list[Citation], Field(max_length=12)]
-
-    @property
-    def is_text(self) -> bool:
-        return bool(self.condition.strip() and self.guidance.strip())
-
-
-class ProcedureAnswer(_Answer):
-    operations: Annotated[list[ProcedureOperation], Field(max_length=8)]
-
-
-class PrincipleAnswer(_Answer):
-    operations: Annotated[list[PrincipleOperation], Field(max_length=8)]
-
-
-class HarmAnswer(_Answer):
-    why: Sentence
-    evidence: Annotated[list[Citation], Field(max_length=6)]
-    harmful: bool
-
-
-class PredicateAnswer(_Answer):
-    reason: Sentence
-    trigger: Source
-    requirement: Source
 
 
 # ---- what evidence is worth

@@ -22,17 +22,20 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from memory.build_prompts import (
-    Attempt,
+from memory.answers import (
+    ANSWERS,
     Claim,
     EpisodeAnswer,
     HarmAnswer,
-    Instructions,
     PredicateAnswer,
     PrincipleAnswer,
     PrincipleOperation,
     ProcedureAnswer,
     ProcedureOperation,
+)
+from memory.build_prompts import (
+    Attempt,
+    Instructions,
     beside,
     check_citation,
     check_claim,
@@ -44,8 +47,9 @@ from memory.build_prompts import (
     principles_material,
     procedures_material,
 )
-from memory.builder_settings import BuilderSettings
+from memory.builder_settings import VLLM_STRUCTURED_OUTPUTS, BuilderSettings
 from memory.language_model import (
+    BROKEN,
     BudgetSpent,
     LanguageModel,
     LanguageModelFault,
@@ -118,6 +122,8 @@ class BuildReport:
     """Why the build stopped asking before it was done; "": it did not."""
     failed: bool = False
     """Whether it stopped because the server gave no answers (and not because a limit was reached)."""
+    structured: str = ""
+    """How the model's settings ask for answers to be constrained."""
     spend: dict[str, Any] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
@@ -133,6 +139,7 @@ class BuildReport:
             f"judgements of harm: {counts(self.judged)}",
             f"calls: {money.get('calls', 0)} paid, {money.get('cached', 0)} from the cache; "
             f"{money.get('tokens_in', 0)} + {money.get('tokens_out', 0)} tokens, cost {money.get('cost', 0.0):.4f}",
+            *self._table(),
         ]
         for name in ("retried", "unusable"):
             if money.get(name):
@@ -146,9 +153,36 @@ class BuildReport:
                 lines += [f"  … and {len(found) - _TOLD} more"] if len(found) > _TOLD else []
         if self.waiting or self.empty:
             lines.append(f"trajectories waiting: {self.waiting}; without any action: {self.empty}")
+        lines += self._constraint()
         if self.stopped:
             lines.append(f"stopped: {self.stopped}")
         return lines
+
+    def _constraint(self) -> list[str]:
+        """Whether the server constrained the answers as it was asked to."""
+        form = self.spend.get("form", "")
+        if form and form != self.structured:
+            return [f"the server refused model.structured {self.structured!r}; it was asked with {form!r} instead"]
+        unusable = self.spend.get("unusable", {})
+        broken = sum(unusable.get(kind, 0) for kind in BROKEN)
+        if form == "json_schema" and broken:
+            return [
+                f"the server took the schema and let {broken} answers break it: it does not enforce all of it; "
+                f"if it is vLLM, start it with --structured-outputs-config '{VLLM_STRUCTURED_OUTPUTS}'"
+            ]
+        return []
+
+    def _table(self) -> list[str]:
+        """Per stage: answers, how many of them were of use and how far, and what came of them."""
+        judged = self.judged["harmful"] + self.judged["harmless"]
+        items = {stage: self.written[stage.removesuffix("s")] for stage in ANSWERS} | {"harm": judged}
+        lines = ["stage        answers  complete  valid  grounded  items"]
+        for stage, schema in ANSWERS.items():
+            counts = self.spend.get("answers", {}).get(schema.__name__, {})
+            if counts:
+                told = [counts.get(name, 0) for name in ("answers", "complete", "valid", "grounded")]
+                lines.append("{:<11}{:>9}{:>10}{:>7}{:>10}{:>7}".format(stage, *told, items[stage]))
+        return lines if len(lines) > 1 else []
 
 
 @dataclass(frozen=True)
@@ -198,7 +232,7 @@ class LanguageModelBuilder:
         Raises:
             MemoryRecordError: the journal is damaged.
         """
-        self._report = BuildReport(round=round)
+        self._report = BuildReport(round=round, structured=self._model.settings.structured)
         self._failures = 0
         self._forms = {}
         self._episodes()

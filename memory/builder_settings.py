@@ -6,10 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from memory.answers import ANSWERS, AnswerLimits, bounded, longest
 from memory.settings import Settings
 
 Positive = Annotated[int, Field(ge=1)]
 Price = Annotated[float, Field(ge=0)]
+
+VLLM_STRUCTURED_OUTPUTS = '{"backend": "guidance", "disable_any_whitespace": true}'
+"""Value of vLLM's flag ``--structured-outputs-config`` with which it enforces every bound of a schema. Its default
+backend lets white space run on, and allows neither quotation marks nor backslashes in a text of bounded length."""
 
 
 class LanguageModelSettings(Settings):
@@ -23,9 +28,12 @@ class LanguageModelSettings(Settings):
     """NAME of the environment variable that holds the key (never the key itself); unset: none is sent."""
     structured: Literal["json_schema", "json_object", "text"] = "json_schema"
     """How answers are constrained. A server that refuses a form is asked for the next weaker one; every answer is
-    validated, whatever the form."""
-    max_tokens: Positive = 4096
-    """Most tokens of an answer."""
+    validated, whatever the form. How much of a schema is enforced is the server's affair: vLLM enforces all of it when
+    started with ``--structured-outputs-config '{"backend": "guidance", "disable_any_whitespace": true}'``."""
+    answers: AnswerLimits = AnswerLimits()
+    max_tokens: Positive = 16384
+    """Most tokens of an answer; with ``json_schema`` at least as many as the longest answer within ``answers`` takes,
+    so that none is cut off. A server with a small context needs smaller ``answers`` and fewer tokens."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the server calls that (OpenAI's reasoning models: max_completion_tokens)."""
     temperature: Annotated[float, Field(ge=0)] | None = 0.0
@@ -48,6 +56,17 @@ class LanguageModelSettings(Settings):
     """Most requests that one build may pay for (cached answers are free); None: no limit."""
     max_cost: Price | None = None
     """Most money that one build may spend, with ``price_in`` and ``price_out``; None: no limit."""
+
+    @model_validator(mode="after")
+    def _answers_fit(self) -> LanguageModelSettings:
+        tokens, stage = max((longest(bounded(answer, self.answers)), stage) for stage, answer in ANSWERS.items())
+        if self.structured == "json_schema" and self.max_tokens < tokens:
+            limits = ", ".join(f"answers.{name} ({value})" for name, value in self.answers)
+            raise ValueError(
+                f"max_tokens {self.max_tokens} is less than the {tokens} tokens of the longest answer (stage {stage}), "
+                f"which would be cut off; set max_tokens to {tokens} or more, or lower {limits}"
+            )
+        return self
 
 
 class LevelLimits(Settings):

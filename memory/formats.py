@@ -135,12 +135,12 @@ def _entries(text: str) -> Iterable[tuple[int, Any]]:
     """Numbered episodes: the items of a JSON list, one JSON object, or one JSON value a line."""
     try:
         whole = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 try:
                     yield number, json.loads(line)
-                except (json.JSONDecodeError, RecursionError) as error:
+                except (ValueError, RecursionError) as error:
                     yield number, _NotJson(str(error))
         return
     if isinstance(whole, list) and not (whole and all(map(_is_message, whole))):

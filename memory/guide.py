@@ -399,7 +399,7 @@ def shuffle_words(text: str, seed: str, count: Callable[[str], int]) -> str:
 
 
 def fire_rate(audit: Mapping[str, Any]) -> float:
-    """The share of steps on which an audit (see :meth:`memory.audit.Audit.record`) saw a predicate fire; else 0."""
+    """The share of steps on which an audit (see :class:`memory.audit_checks.Audit`) saw a predicate fire; else 0."""
     checks = audit.get("checks", [])
     return next((float(check["estimate"] or 0.0) for check in checks if check["name"] == "trigger_rate"), 0.0)
 

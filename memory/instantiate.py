@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from memory.language_model import BudgetSpent, LanguageModel, UnusableAnswer
 from memory.records import PrincipleItem
@@ -61,8 +62,9 @@ def instantiation_prompt(principle: PrincipleItem, situation: Situation) -> str:
 class BuilderAnswer(BaseModel):
     """``text``: one short instruction for this task, naming what is here; or, where the rule does not apply, why."""
 
+    model_config = ConfigDict(extra="forbid")
     applies: bool
-    text: str
+    text: Annotated[str, WithJsonSchema({"type": "string", "maxLength": LONGEST_CONSTRAINT})]
 
 
 def instantiate_by_builder(model: LanguageModel, principle: PrincipleItem, situation: Situation) -> Instantiation:

@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from memory.answers import bounded
 from memory.builder_settings import LanguageModelSettings
 from memory.formats import clean
 from memory.records import MemoryRecordError
@@ -87,6 +88,11 @@ class Spend:
     """Answers that could not be used, by kind: "cut off", "not JSON", "not as the schema says", or the caller's."""
     estimated: int = 0
     """Answers whose tokens the server did not count."""
+    form: str = ""
+    """How the last paid answer was constrained: the form asked for, or a weaker one that the server did not refuse."""
+    answers: dict[str, Counter[str]] = field(default_factory=dict)
+    """Answers by schema, cached ones included: all ("answers"), and how many of them were "complete" (not cut off),
+    "valid" (JSON that fits the schema) and "grounded" (nothing wrong was found in what they claim)."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -98,6 +104,8 @@ class Spend:
             "retried": dict(self.retried),
             "unusable": dict(self.unusable),
             "estimated": self.estimated,
+            "form": self.form,
+            "answers": {name: dict(counts) for name, counts in self.answers.items()},
         }
 
 
@@ -187,15 +195,21 @@ class LanguageModel:
         best: T | None = None
         for _ in range(reasks + 1):
             answer = self.ask(talk, schema)
-            value, kind, problem = read_answer(answer, schema)
+            value, fault, problem = read_answer(answer, schema)
+            wrong = [] if value is None else list(check(value))
+            with self._lock:
+                counts = self.spend.answers.setdefault(schema.__name__, Counter())
+                counts["answers"] += 1
+                counts["complete"] += answer.finish != "length"
+                counts["valid"] += value is not None
+                counts["grounded"] += value is not None and not wrong
             if value is not None:
                 best = value
-                wrong = list(check(value))
                 if not wrong:
                     return value
-                kind, problem = "wrong evidence or operation", " ".join(wrong)
+                fault, problem = "wrong evidence or operation", " ".join(wrong)
             with self._lock:
-                self.spend.unusable[kind] += 1
+                self.spend.unusable[fault] += 1
             talk += [
                 {"role": "assistant", "content": answer.text[:_REPEATED_CHARACTERS]},
                 {"role": "user", "content": f"{problem} Answer again, the whole JSON object."},
@@ -209,7 +223,7 @@ class LanguageModel:
         return {
             "model": self.name,
             "messages": list(messages),
-            "schema": schema.model_json_schema(),
+            "schema": bounded(schema, self.settings.answers),
             "max_tokens": self.settings.max_tokens,
             "temperature": self.settings.temperature,
         }
@@ -249,6 +263,7 @@ class LanguageModel:
                     answer = self._answer(response, request)
                     if answer is not None:
                         self._forms = forms  # what the server refused once it is not asked again
+                        self.spend.form = forms[0]
                         return answer
                     kind, problem = "no answer in HTTP 200", f"HTTP 200 without a message: {self._detail(response)}"
                 elif status in (400, 422) and len(forms) > 1:
@@ -294,8 +309,10 @@ class LanguageModel:
             choice = data["choices"][0]
             text = choice["message"]["content"]
             usage = data.get("usage")
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             return None
+        if text is None and choice.get("finish_reason") == "length":
+            text = ""  # all its tokens went into thinking: cut off, and paid
         if not isinstance(text, str):
             return None
         text = self._without_key(text).encode("utf-8", "replace").decode()
@@ -321,7 +338,7 @@ class LanguageModel:
             data = response.json()
             error = data.get("error", data)
             text = str(error.get("message", error) if isinstance(error, dict) else error)
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             text = response.text
         return " ".join(self._without_key(text).split())[:300]
 
@@ -331,6 +348,9 @@ class LanguageModel:
 
 _FORMS = ("json_schema", "json_schema without lengths", "json_object", "text")
 """Forms of ``response_format``, the strongest first."""
+
+BROKEN = _CUT_OFF, _NOT_JSON, _NOT_AS_THE_SCHEMA_SAYS = ("cut off", "not JSON", "not as the schema says")
+"""Kinds of unusable answers that a server which enforces the whole schema cannot give."""
 
 _REPEATED_CHARACTERS = 8000
 """How much of an unusable answer the model is shown again."""
@@ -360,7 +380,7 @@ def without_lengths(schema: dict[str, Any]) -> dict[str, Any]:
 def read_answer(answer: Answer, schema: type[T]) -> tuple[T | None, str, str]:
     """(value, "", ""), or (None, kind, what is wrong as a sentence for the model)."""
     if answer.finish == "length":
-        return None, "cut off", f"Your answer was cut off after {answer.tokens_out} tokens: be briefer."
+        return None, _CUT_OFF, f"Your answer was cut off after {answer.tokens_out} tokens: be briefer."
     text = answer.text.strip()
     fenced = re.fullmatch(r"```\w*\n(.*?)\n?```", text, re.DOTALL)
     if fenced:
@@ -368,15 +388,15 @@ def read_answer(answer: Answer, schema: type[T]) -> tuple[T | None, str, str]:
     elif not text.startswith("{"):
         text = text[text.find("{") : text.rfind("}") + 1]
     try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-        return None, "not JSON", f"Your answer is no JSON object ({reason})."
+        data = json.loads(text, strict=False)  # some grammars let control characters stand in a text
+    except (ValueError, RecursionError) as error:  # ValueError also: a number of thousands of digits
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply, or too long a number"
+        return None, _NOT_JSON, f"Your answer is no JSON object ({reason})."
     try:
         return schema.model_validate(clean(data)), "", ""
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:5])
-        return None, "not as the schema says", f"Your answer does not fit the schema ({wrong})."
+        return None, _NOT_AS_THE_SCHEMA_SAYS, f"Your answer does not fit the schema ({wrong})."
 
 
 def request_hash(request: dict[str, Any]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from memory.audit import Check, audit_store
+from memory.audit_checks import Check
+from memory.audit_store import audit_store
 from memory.predicates import PredicateHost
 from memory.settings import AuditSettings
 from memory.store import Store

@@ -20,6 +20,7 @@ from typing import Literal
 
 import httpx
 
+from memory.builder_settings import VLLM_STRUCTURED_OUTPUTS
 from train.chat import ModelFault, ModelLost
 from train.config import ConfigError
 
@@ -128,6 +129,8 @@ class VLLMServer:
             *("--max-model-len", str(max_model_len)),
             # Log-probabilities of the sampling distribution, and no sampling defaults from the model's files.
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+            # Answers in JSON keep to every bound of their schema (a builder may ask the policy).
+            *("--structured-outputs-config", VLLM_STRUCTURED_OUTPUTS),
         ]
         self._env = {"VLLM_NO_USAGE_STATS": "1"}
         if max_loras:

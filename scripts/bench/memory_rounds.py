@@ -129,7 +129,7 @@ async def play(args: argparse.Namespace, pool: Any, store: Any, host: Any, jobs:
 
 def learn(args: argparse.Namespace, store: Any, host: Any, episodes: list[Any], number: int) -> dict[str, Any]:
     """Build from all that was collected, and let the audit decide what may block."""
-    from memory.audit import audit_store
+    from memory.audit_store import audit_store
     from memory.builder_settings import BuilderSettings
     from memory.distil import distil
     from memory.embedding import make_embedder

@@ -32,7 +32,7 @@ def vllm_server(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
         served_name="smollm2",
         dtype="float32",
         log=tmp_path_factory.mktemp("vllm") / "server.log",
-        max_model_len=2048,
+        max_model_len=4096,
         extra=["--enforce-eager"],  # starts sooner: nothing is compiled
         env={"HF_HUB_OFFLINE": "1"},
         start_s=900,  # a loaded machine imports vLLM three times slower

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from envs.pool import EnvPool
 from envs.tasksets import load_task_set
-from memory.audit import audit_store
+from memory.audit_store import audit_store
 from memory.distil import build_offline
 from memory.embedding import MiniLMEmbedder, make_embedder
 from memory.guide import HEADER, Memory

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from memory.audit import audit_store
+from memory.audit_store import audit_store
 from memory.builder import BuildReport
 from memory.predicates import PredicateHost
 from memory.records import PrincipleItem, Trajectory

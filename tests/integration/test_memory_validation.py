@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envs.base import Task
-from memory.audit import audit_store
+from memory.audit_store import audit_store
 from memory.distil import build_offline
 from memory.embedding import HashingEmbedder
 from memory.guide import Guide, Memory, learn_words

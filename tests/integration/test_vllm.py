@@ -223,8 +223,8 @@ def test_an_adapter_that_the_server_refuses_leaves_the_old_one_in_use(
 
 def test_errors_name_what_is_served_and_what_does_not_fit(vllm_server: VLLMServer, codec: TokenCodec) -> None:
     async def use(model: ServerModel) -> None:
-        with pytest.raises(ModelFault, match=r"HTTP 400: .*2048"):
-            await model.complete([5] * 2047, GREEDY, "a")
+        with pytest.raises(ModelFault, match=r"HTTP 400: .*4096"):
+            await model.complete([5] * 4095, GREEDY, "a")
         other = ServerModel([vllm_server.url], "qwen", codec)
         for call in (other.check(), other.complete([5], GREEDY, "a")):
             with pytest.raises((ConfigError, ModelFault), match=r"does not serve 'qwen' \(it serves 'smollm2'"):

@@ -5,18 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from memory.audit import (
-    FOLLOWED,
-    IDLE,
-    OFF,
-    VIOLATED,
-    Audit,
-    Check,
-    LabelledSteps,
-    audit,
-    judge,
-    label_steps,
-)
+from memory.audit import audit
+from memory.audit_checks import FOLLOWED, IDLE, OFF, VIOLATED, Audit, Check, LabelledSteps, judge, label_steps
 from memory.predicates import PredicateHost
 from memory.records import TraceStep, Trajectory
 from memory.settings import AuditSettings

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from memory.audit import audit_store
+from memory.audit_store import audit_store
 from memory.predicates import PredicateHost
 from memory.records import EpisodeItem, Evidence, Link, PrincipleItem, ProcedureItem
 from memory.store import Store

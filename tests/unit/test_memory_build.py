@@ -80,6 +80,7 @@ def test_build_by_a_model_and_without(files: Path, monkeypatch: pytest.MonkeyPat
         assert code == 0
         assert "new records: episode 3" in said
         assert "calls: 5 paid, 0 from the cache; 500 + 50 tokens, cost 0.0050" in said
+        assert "stage        answers  complete  valid  grounded  items\nepisode            3         3      3" in said
         assert "calls: 0 paid" in saga(*arguments, "--round", "1")[1]
     assert len(list((files / "memory.build" / "calls").glob("*.json"))) == 5
 
@@ -105,6 +106,10 @@ def test_a_server_that_refuses_is_an_error_after_the_report(files: Path, monkeyp
         (["model.url=x"], "model.model: Field required"),
         (["repairs=-1"], r"repairs: .*greater than or equal to 0 \(-1\)"),
         (["repair=1"], r"repair: Extra inputs are not permitted \(1\)"),
+        (
+            ["model.url=http://x", "model.model=m", "model.max_tokens=4096"],
+            r"model: max_tokens 4096 is less than the 15421 tokens .* set max_tokens to 15421 or more, or lower",
+        ),
         (["model.url=http://x", "model.model=m", "model.key=sk-12345"], r"model.key: String should match pattern"),
     ],
 )

@@ -386,6 +386,81 @@ def test_a_dead_server_stops_the_build_soon(bench: Bench) -> None:
     assert bench.build(able, 1).written["episode"] == 8
 
 
+TABLE = re.compile(r"^(episode|procedures|principles|harm|predicate) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$")
+
+
+def table(report: BuildReport) -> dict[str, tuple[int, ...]]:
+    """Stage -> answers, complete, valid, grounded, items, as printed."""
+    found = [TABLE.match(line) for line in report.lines()]
+    return {row[1]: tuple(map(int, row.groups()[1:])) for row in found if row}
+
+
+def test_the_report_tells_the_yield_of_each_stage(bench: Bench) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        good, text = able(body), material(body)
+        if kind(body) == "episode" and "lamp 0" in text:
+            return Reply(json.dumps(good)[:50], finish="length")  # twice: it is asked again once
+        if kind(body) == "episode" and "lamp 1" in text:
+            return Reply("no")
+        if kind(body) == "episode" and "lamp 2" in text:
+            good["key_steps"][0]["quote"] = "never said"
+        return good
+
+    report = bench.build(answer)
+    # 8 trajectories, 3 of them asked for twice: 11 answers; 2 cut off, 2 no JSON, 2 with a wrong quote.
+    assert table(report) == {
+        "episode": (11, 9, 7, 5, 6),
+        "procedures": (1, 1, 1, 1, 1),
+        "principles": (1, 1, 1, 1, 1),
+        "harm": (1, 1, 1, 1, 1),
+        "predicate": (1, 1, 1, 1, 1),
+    }
+    # From the cache the same is told again, of what is left to be asked.
+    assert table(bench.build(answer, 1)) == {"episode": (4, 2, 0, 0, 0)}
+
+
+def test_a_server_that_ignores_the_schema_is_told_of(bench: Bench) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        return able(body) | {"confidence": 1} if kind(body) == "harm" else able(body)
+
+    report = bench.build(answer)
+    assert report.spend["unusable"] == {"not as the schema says": 2}
+    (told,) = [line for line in report.lines() if line.startswith("the server")]
+    assert told.startswith("the server took the schema and let 2 answers break it: it does not enforce all of it")
+    assert '--structured-outputs-config \'{"backend": "guidance"' in told
+
+
+@pytest.mark.parametrize(
+    ("refused", "form"), [({"json_schema"}, "json_object"), ({"json_schema", "json_object"}, "text")]
+)
+def test_a_server_that_refuses_the_schema_is_told_of(bench: Bench, refused: set[str], form: str) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        if body.get("response_format", {}).get("type") in refused:
+            return Reply("response_format is not supported", status=400)
+        return able(body)
+
+    report = bench.build(answer, model={"concurrency": 1})
+    assert report.written == {"episode": 8, "procedure": 1, "principle": 1, "predicate": 1}
+    assert report.spend["retried"] == {"HTTP 400 to a response format": len(refused) + 1}  # with and without lengths
+    assert f"the server refused model.structured 'json_schema'; it was asked with {form!r} instead" in report.lines()
+
+
+def test_a_server_that_keeps_to_the_schema_is_not(bench: Bench) -> None:
+    assert not [line for line in bench.build(able).lines() if line.startswith("the server")]
+
+
+def test_a_step_too_large_for_a_database_is_a_wrong_claim(bench: Bench) -> None:
+    def answer(body: dict[str, Any]) -> Any:
+        good = able(body)
+        if kind(body) == "episode":
+            good["obstacles"] = [good["key_steps"][0] | {"step": 10**30}]
+        return good
+
+    report = bench.build(answer)
+    assert report.written["episode"] == 8
+    assert len(report.refused) == 8
+
+
 def test_requests_that_are_too_long_do_not_stop_the_build(bench: Bench) -> None:
     def answer(body: dict[str, Any]) -> Any:
         if kind(body) == "episode" and "failure" in material(body):
@@ -460,6 +535,9 @@ def test_a_server_that_errs_in_every_way_loses_nothing(bench: Bench, seed: int) 
         faults = {
             "malformed": Reply(text[: len(text) // 2]),
             "prose": Reply("Certainly! Here is what you asked for."),
+            "empty": Reply(""),
+            "endless number": Reply('{"harmful": 1' + "0" * 5000 + "}"),
+            "thinking": Reply(None, finish="length"),
             "cut off": Reply(text[: len(text) // 2], finish="length"),
             "schema": Reply('{"unexpected": 1}'),
             "evidence": Reply(text.replace('"quote": "', '"quote": "never said ')),
@@ -479,7 +557,7 @@ def test_a_server_that_errs_in_every_way_loses_nothing(bench: Bench, seed: int) 
         return faults[name]
 
     reports = [bench.build(bad, round, model={"timeout_s": 2.0, "tries": 4, "reasks": 3}) for round in range(3)]
-    assert len(met) == 11
+    assert len(met) == 14
     # Nothing is lost: what has no episode yet is waiting, and the last build says so.
     told = {stored.item.trajectory for stored in bench.store.items(1)}  # type: ignore[union-attr]
     assert len(told) == sum(report.written["episode"] for report in reports)
@@ -494,8 +572,8 @@ def test_a_server_that_errs_in_every_way_loses_nothing(bench: Bench, seed: int) 
     assert retried["RemoteProtocolError"] == met["hang up"]
     assert retried["ReadTimeout"] >= met["time-out"]
     # An unusable answer that the cache repeats to a later build is counted there again.
-    assert unusable["cut off"] >= met["cut off"]
-    assert unusable["not JSON"] >= met["malformed"] + met["prose"]
+    assert unusable["cut off"] >= met["cut off"] + met["thinking"]
+    assert unusable["not JSON"] >= met["malformed"] + met["prose"] + met["empty"] + met["endless number"]
     assert unusable["not as the schema says"] >= met["schema"]
     assert unusable["wrong evidence or operation"] >= met["evidence"] - 1  # a predicate quotes nothing
 

@@ -156,6 +156,12 @@ def test_what_is_no_episode_is_reported_with_its_place() -> None:
         parse_rollouts(" \n", "f.jsonl", LABELS)
 
 
+def test_a_number_too_long_to_read_is_a_problem_of_its_entry() -> None:
+    good = json.dumps({"name": "a-b", "result": 1, "traj": TRANSCRIPT})
+    parsed = parse_rollouts(good + "\n1" + "0" * 5000, "f.jsonl", LABELS)
+    assert ([p.source for p in parsed.problems], len(parsed.trajectories)) == (["f.jsonl#2"], 1)
+
+
 @pytest.mark.parametrize("packed", ["f.json", "f.json.gz", "f.json.xz"])
 def test_files(tmp_path: Path, packed: str) -> None:
     data = json.dumps([{"name": "a-b", "result": 1, "traj": TRANSCRIPT}] * 2).encode()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.audit import Audit, Check
+from memory.audit_checks import Audit, Check
 from memory.embedding import HashingEmbedder
 from memory.guide import FEEDBACK, HEADER, Guide, Memory, learn_words, ledger_entries, shuffle_words
 from memory.instantiate import Situation

@@ -70,6 +70,8 @@ def test_answer_is_validated_counted_and_cached(case: Any) -> None:
         "retried": {},
         "unusable": {},
         "estimated": 0,
+        "form": "json_schema",
+        "answers": {"Thing": {"answers": 1, "complete": 1, "valid": 1, "grounded": 1}},
     }
     again = one.again()
     assert again.structured(ASKED, Thing) == Thing(name="a", parts=[1])
@@ -77,7 +79,7 @@ def test_answer_is_validated_counted_and_cached(case: Any) -> None:
     assert len(one.server.requests) == 1
     sent = one.server.requests[0][1]
     assert sent["response_format"]["json_schema"]["schema"]["properties"]["parts"]["maxItems"] == 3
-    assert (sent["temperature"], sent["max_tokens"]) == (0.0, 4096)
+    assert (sent["temperature"], sent["max_tokens"]) == (0.0, 16384)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,7 @@ def test_answer_is_validated_counted_and_cached(case: Any) -> None:
         (Reply(raw="<html>hello</html>"), "no answer in HTTP 200", None),
         (Reply(raw='{"choices": []}'), "no answer in HTTP 200", None),
         (Reply(None), "no answer in HTTP 200", None),
+        (Reply(raw="[" * 100000), "no answer in HTTP 200", None),
         (Reply(hang_up=True), "RemoteProtocolError", None),
         (Reply("late", delay_s=3.0), "ReadTimeout", None),
     ],
@@ -126,12 +129,19 @@ def test_waits_grow_and_end(case: Any) -> None:
         (Reply('{"name": "a", "parts": [1, 2, 3, 4]}'), "not as the schema says"),
         (Reply('[{"name": "a", "parts": []}, {}]'), "not JSON"),
         (Reply("[" * 100000), "not JSON"),
+        (Reply('{"name": "a", "parts": [1' + "0" * 5000 + "]}"), "not JSON"),
+        (Reply('{"name": "a", "parts": [1], "note": "not asked for"}'), "not as the schema says"),
+        (Reply(" " * 5000, finish="length"), "cut off"),
+        (Reply(None, finish="length"), "cut off"),
+        (Reply(""), "not JSON"),
     ],
 )
 def test_an_unusable_answer_is_asked_for_again_once(case: Any, bad: Reply, kind: str) -> None:
     one = case(script(bad, GOOD))
     assert one.model.structured(ASKED, Thing).name == "a"
     assert one.model.spend.unusable == {kind: 1}
+    complete = 1 + (bad.finish == "stop")
+    assert one.model.spend.answers == {"Thing": {"answers": 2, "complete": complete, "valid": 1, "grounded": 1}}
     followed = one.server.requests[1][1]["messages"]
     assert [message["role"] for message in followed] == ["user", "assistant", "user"]
     again = one.again()  # both answers lie in the cache
@@ -152,12 +162,17 @@ def test_a_checked_answer_is_asked_for_again_and_the_last_one_kept(case: Any) ->
     value = one.model.structured(ASKED, Thing, lambda thing: [f"{thing.name} is wrong."])
     assert value.name == "b"
     assert one.model.spend.unusable == {"wrong evidence or operation": 2}
+    assert one.model.spend.answers == {"Thing": {"answers": 2, "complete": 2, "valid": 2, "grounded": 0}}
     assert "a is wrong." in one.server.requests[1][1]["messages"][-1]["content"]
 
 
 @pytest.mark.parametrize("text", ['```json\n{"name": "a", "parts": []}\n```', 'Here: {"name": "a", "parts": []} Done.'])
 def test_json_in_wrapping(case: Any, text: str) -> None:
     assert case(script(Reply(text))).model.structured(ASKED, Thing).parts == []
+
+
+def test_control_characters_that_a_grammar_let_pass(case: Any) -> None:
+    assert case(script(Reply('{"name": "a\tb\nc", "parts": []}'))).model.structured(ASKED, Thing).name == "a\tb\nc"
 
 
 def test_a_server_without_schemas_is_asked_without(case: Any) -> None:
@@ -170,6 +185,8 @@ def test_a_server_without_schemas_is_asked_without(case: Any) -> None:
         assert one.model.structured([{"role": "user", "content": str(number)}], Thing).name == "a"
     forms = [body.get("response_format", {}).get("type") for _, body in one.server.requests]
     assert forms == ["json_schema", "json_schema", "json_object", "json_object"]  # refused twice, then remembered
+    assert one.model.spend.form == "json_object"
+    assert one.model.spend.retried == {"HTTP 400 to a response format": 2}
     assert one.waits == []
 
 
@@ -200,7 +217,7 @@ def test_limit_of_money_holds_for_requests_in_flight(case: Any) -> None:
         return GOOD
 
     # A call may cost 100 answer tokens at 10,000 per million: 1.0. It then costs 10 tokens: 0.1.
-    one = case(answer, price_out=10000.0, max_tokens=100, max_cost=2.5)
+    one = case(answer, price_out=10000.0, max_tokens=100, max_cost=2.5, structured="text")
 
     def ask(number: int) -> str:
         try:

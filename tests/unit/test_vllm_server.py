@@ -93,6 +93,7 @@ def test_the_whole_group_is_killed_even_if_the_engine_ignores_the_signal(make) -
     assert value(arguments, "--served-model-name") == server.name == "policy"
     assert value(arguments, "--logprobs-mode") == "processed_logprobs"
     assert value(arguments, "--generation-config") == "vllm"
+    assert json.loads(value(arguments, "--structured-outputs-config"))["disable_any_whitespace"] is True
     assert value(arguments, "--max-lora-rank") == "64"
     assert "--gpu-memory-utilization" in arguments
     assert "--block-size" not in arguments
