@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from memory.builder import BuildReport, LanguageModelBuilder
+from memory.build_report import BuildReport
+from memory.builder import LanguageModelBuilder
 from memory.builder_settings import BuilderSettings
 from memory.consolidate import ConsolidationReport, consolidate
 from memory.embedding import Embedder

@@ -17,7 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from memory.builder import BuildReport, LanguageModelBuilder
+from memory.build_report import BuildReport
+from memory.builder import LanguageModelBuilder
 from memory.builder_settings import BuilderSettings
 from memory.formats import Labels
 from memory.language_model import LanguageModel

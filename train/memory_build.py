@@ -11,7 +11,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from envs.cache import cache_folder
-from memory.builder import BuildReport
+from memory.build_report import BuildReport
 from memory.builder_settings import BuilderSettings
 from memory.distil import distil
 from memory.embedding import EmbeddingFault, make_embedder

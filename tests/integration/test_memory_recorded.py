@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memory.audit_store import audit_store
-from memory.builder import BuildReport
+from memory.build_report import BuildReport
 from memory.predicates import PredicateHost
 from memory.records import PrincipleItem, Trajectory
 from memory.store import Store

@@ -15,7 +15,8 @@ import pytest
 
 from memory.answers import ANSWERS, AnswerLimits, bounded, longest
 from memory.build_prompts import instructions
-from memory.builder import BuildReport, LanguageModelBuilder
+from memory.build_report import BuildReport
+from memory.builder import LanguageModelBuilder
 from memory.builder_settings import BuilderSettings, LanguageModelSettings
 from memory.grounding import check_evidence, occurs
 from memory.language_model import Answer, LanguageModel, LanguageModelFault, read_answer

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from memory.build_prompts import Attempt, beside, contrast, cut, episode_material, instructions
-from memory.builder import BuildReport, LanguageModelBuilder
+from memory.build_report import BuildReport
+from memory.builder import LanguageModelBuilder
 from memory.builder_settings import BuilderSettings
 from memory.language_model import LanguageModel
 from memory.records import EpisodeItem, MemoryRecordError, PrincipleItem, ProcedureItem, TraceStep, Trajectory
