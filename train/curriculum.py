@@ -1,9 +1,10 @@
-"""Which tasks an iteration plays, and how long its episodes may be: pure functions of what a resumed run knows too."""
+"""What an iteration plays, how long, and at which learning rate: pure functions of what a resumed run knows too."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from envs.base import Task
 
@@ -18,6 +19,15 @@ def step_cap(caps: Sequence[int], iteration: int, iterations: int, otherwise: in
     [10, 10, 20, 20, 30, 30]
     """
     return caps[(iteration - 1) * len(caps) // iterations] if caps else otherwise
+
+
+def rate_share(schedule: Literal["linear", "constant"], iteration: int, iterations: int) -> float:
+    """What is left of the learning rate in iteration 1, 2, …, ``iterations``.
+
+    >>> [rate_share("linear", i, 4) for i in range(1, 5)]
+    [1.0, 0.75, 0.5, 0.25]
+    """
+    return (iterations + 1 - iteration) / iterations if schedule == "linear" else 1.0
 
 
 def total_signal(counts: Iterable[Signal]) -> dict[str, list[int]]:

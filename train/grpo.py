@@ -188,10 +188,11 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         self.model_wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         self.model.eval()
 
-    def update(self, batch: Batch) -> dict[str, float]:
+    def update(self, batch: Batch, learning_rate: float | None = None) -> dict[str, float]:
         """Improve the policy with ``batch`` (see :func:`make_batch`); the model is left in eval mode.
 
-        Every process gets the whole batch and takes its share of each optimiser step's rows.
+        Every process gets the whole batch and takes its share of each optimiser step's rows. ``learning_rate``: of its
+        optimiser steps; None: as in the settings.
 
         Returns:
             ``loss``, ``grad_norm`` (before clipping), ``clip_fraction`` (share of tokens whose clipped branch is
@@ -213,6 +214,8 @@ class EpisodeGRPOTrainer(GRPOTrainer):
             "trained_tokens": sum(row.trained_tokens for row in rows),
             "padding_share": 1 - tokens / padded,
         }
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate or self.settings.learning_rate
         passes = self.settings.passes
         start = time.perf_counter()
         self._reference_passes(plans)

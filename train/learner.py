@@ -81,9 +81,9 @@ class Learner:
         if state is not None:
             self._trainer.restore(state)
 
-    def update(self, batch: Batch) -> dict[str, float]:
+    def update(self, batch: Batch, learning_rate: float) -> dict[str, float]:
         """One update of the policy (see :meth:`train.grpo.EpisodeGRPOTrainer.update`)."""
-        return self._trainer.update(batch)
+        return self._trainer.update(batch, learning_rate)
 
     def save_state(self, folder: Path) -> None:
         """Write optimiser, random state and counters."""

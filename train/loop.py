@@ -20,7 +20,7 @@ from train.adapters import CONFIG_FILE, adapter_hash
 from train.advantages import has_signal, token_advantages
 from train.agent import Job
 from train.config import Config, ConfigError, FineTuneConfig, GrpoConfig, RejectionConfig, WarmStartConfig
-from train.curriculum import iteration_tasks, step_cap, total_signal
+from train.curriculum import iteration_tasks, rate_share, step_cap, total_signal
 from train.demonstrations import DemonstrationPlayer
 from train.evaluate import evaluate
 from train.files import write_json
@@ -250,10 +250,15 @@ class _Run:
                 if self.config.staleness and iteration < grpo.iterations:
                     following = asyncio.create_task(self._rollout(grpo, iteration + 1))
                 batch = make_batch(groups, grpo, self.config.env.max_steps * self.config.agent.max_new_tokens)
-                metrics = await asyncio.to_thread(self.learner.lead, "update", batch)
-                seconds = {"rollout_seconds": rollout_seconds, "iteration_seconds": time.perf_counter() - ended}
+                rate = grpo.learning_rate * rate_share(grpo.schedule, iteration, grpo.iterations)
+                metrics = await asyncio.to_thread(self.learner.lead, "update", batch, rate)
+                timing = {
+                    "learning_rate": rate,
+                    "rollout_seconds": rollout_seconds,
+                    "iteration_seconds": time.perf_counter() - ended,
+                }
                 ended = time.perf_counter()
-                self._log_iteration(grpo, iteration, groups, metrics | seconds)
+                self._log_iteration(grpo, iteration, groups, metrics | timing)
                 await self._save_version(self._number(iteration))
                 kept = self.folder / "state" / phase
                 await asyncio.to_thread(self.learner.lead, "save_state", kept)

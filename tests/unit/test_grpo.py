@@ -322,6 +322,18 @@ def test_kl_to_the_base_holds_the_policy_back(tmp_path: Path) -> None:
     assert drift(10.0) < 0.5 * drift(0.0)
 
 
+def test_the_learning_rate_is_that_of_the_update(tmp_path: Path) -> None:
+    """Adam's first step moves a weight by the learning rate, whatever its gradient."""
+    moved = {}
+    for rate in (1e-2, 2.5e-3):
+        trainer = trainer_of(tmp_path, learning_rate=1e-2)
+        before = [weight.detach().clone() for weight in trainer.model.parameters() if weight.requires_grad]
+        trainer.update(make_batch(groups_of(trainer.model), trainer.settings, 10), rate)
+        after = [weight.detach() for weight in trainer.model.parameters() if weight.requires_grad]
+        moved[rate] = max(float((new - old).abs().max()) for new, old in zip(after, before, strict=True))
+    assert moved == {rate: pytest.approx(rate, rel=1e-3) for rate in moved}
+
+
 def test_save_and_restore_give_a_bit_equal_next_update(tmp_path: Path) -> None:
     straight = trainer_of(tmp_path, learning_rate=1e-2)
     groups = groups_of(straight.model)
