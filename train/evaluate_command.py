@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from envs.base import Task
-from envs.pool import EnvPool
 from envs.tasksets import load_task_set
 from train.adapters import adapter_hash
 from train.agent import ExpertPlayer, Job, Player, RandomPlayer, call_seed
@@ -18,6 +17,7 @@ from train.config import Config, ConfigError
 from train.evaluate import evaluate, failure_line, metrics_table
 from train.files import write_json
 from train.preflight import check_engine, hold_folder
+from train.rollouts import env_pool
 from train.target import REQUEST, check_folder, chosen_adapter, configure
 
 if TYPE_CHECKING:
@@ -80,13 +80,7 @@ async def _evaluate(
     try:
         if policy is not None:
             await policy.ready()
-        async with EnvPool(
-            config.env.model_dump(mode="json"),
-            workers=config.pool.workers,
-            envs_per_worker=config.pool.envs_per_worker,
-            recycle_after=config.pool.recycle_after,
-            timeout_s=config.pool.timeout_s,
-        ) as pool:
+        async with env_pool(config) as pool:
             return await evaluate(
                 pool,
                 make_player,

@@ -32,7 +32,7 @@ from train.preflight import Journal
 from train.processes import Processes
 from train.progress import progress
 from train.report import closing_table, report_text
-from train.rollouts import collect
+from train.rollouts import collect, env_pool
 from train.rows import Row, rows_of
 from train.sft import optimiser_batches
 from train.tracking import Tracker
@@ -79,7 +79,7 @@ class _Run:
         adapter = self.folder / self.adapter if self.adapter else None
         self.policy = Policy(config, adapter=adapter, trainable=learns, folder=self.folder)
         try:
-            async with self._env_pool(config.env.max_steps) as pool:
+            async with env_pool(config) as pool:
                 self.pool = pool
                 await self.policy.ready()
                 if config.eval.at_start:
@@ -121,18 +121,8 @@ class _Run:
         if max_steps == self.config.env.max_steps:
             yield self.pool
         else:
-            async with self._env_pool(max_steps) as pool:
+            async with env_pool(self.config, max_steps) as pool:
                 yield pool
-
-    def _env_pool(self, max_steps: int) -> EnvPool:
-        pool = self.config.pool
-        return EnvPool(
-            self.config.env.model_dump(mode="json") | {"max_steps": max_steps},
-            workers=pool.workers,
-            envs_per_worker=pool.envs_per_worker,
-            recycle_after=pool.recycle_after,
-            timeout_s=pool.timeout_s,
-        )
 
     async def _evaluate(self, phase: str) -> None:
         file = self.folder / "evals" / f"{phase}.json"
@@ -173,7 +163,7 @@ class _Run:
         with_mistakes = round(warm.recovery_share * count)
         recovery = {job.id for job in jobs[:with_mistakes]}
         max_steps = 2 * config.env.max_steps  # inserted mistakes cost steps too
-        async with self._env_pool(max_steps) as pool:
+        async with env_pool(self.config, max_steps) as pool:
             episodes = await collect(
                 pool,
                 lambda job: DemonstrationPlayer(

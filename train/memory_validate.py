@@ -13,7 +13,6 @@ from rich.console import Console
 
 from envs.base import Task
 from envs.cache import cache_folder
-from envs.pool import EnvPool
 from envs.tasksets import load_task_set
 from memory.embedding import make_embedder
 from memory.guide import Memory
@@ -32,15 +31,15 @@ from memory.validation import (
 )
 from train.adapters import adapter_hash
 from train.agent import Job
-from train.config import Config, ConfigError, MemoryConfig
+from train.config import Config, ConfigError, MemoryConfig, read_yaml
 from train.files import write_json
 from train.memory import grammar_of, instantiating_model, regulates, store_url
 from train.memory_show import cut
 from train.policy import Policy
 from train.preflight import check_engine, hold_folder
-from train.rollouts import collect
+from train.rollouts import collect, env_pool
 from train.tables import compact_table, percent
-from train.target import REQUEST, check_folder, chosen_adapter, configure, run_folder
+from train.target import CONFIG, REQUEST, check_folder, chosen_adapter, configure, run_folder
 from train.trajectory import Episode
 from train.trials import Trials
 
@@ -84,6 +83,7 @@ def validate_target(
     settings = _settings(config, target)
     check_engine(config)
     tasks = load_task_set(task_set, config.env.model_dump(mode="json"))
+    _check_held_out(target, config, task_set, tasks)
     adapter = chosen_adapter(target, adapter)
     digest = adapter_hash(adapter) if adapter else ""
     identity = {"config": config.model_dump(mode="json"), "adapter_hash": digest, "round": round}
@@ -109,6 +109,20 @@ def _settings(config: Config, target: str) -> MemoryConfig:
             f"memory.mode {config.memory.mode!r}: no principle is tried in it; set memory.mode=full or direct"
         )
     return config.memory
+
+
+def _check_held_out(target: str, config: Config, task_set: str, tasks: Sequence[Task]) -> None:
+    """Refuse tasks on which the run evaluates."""
+    run = run_folder(target)
+    if run is None:
+        return
+    evaluates = read_yaml(run / CONFIG)["eval"]["tasks"]
+    shared = {task.id for task in load_task_set(evaluates, config.env.model_dump(mode="json"))} & {t.id for t in tasks}
+    if shared:
+        raise ConfigError(
+            f"--set {task_set}: shares {len(shared)} tasks with the run's eval.tasks {evaluates!r} (for example "
+            f"{min(shared)}); a principle is tried on training tasks"
+        )
 
 
 def _plan(
@@ -197,13 +211,7 @@ async def _play(
     embedder = make_embedder(settings.embedder, cache_folder() / "vectors.db")
     host = PredicateHost() if regulates(settings) else None
     builder = instantiating_model(settings, folder)
-    pool = EnvPool(
-        config.env.model_dump(mode="json"),
-        workers=config.pool.workers,
-        envs_per_worker=config.pool.envs_per_worker,
-        recycle_after=config.pool.recycle_after,
-        timeout_s=config.pool.timeout_s,
-    )
+    pool = env_pool(config)
 
     def memory(*, hidden: Sequence[str], tried: str) -> Memory:
         return Memory(

@@ -10,6 +10,7 @@ from envs.base import EnvFault
 from envs.pool import EnvPool
 from train.agent import Job, Player, play_episode
 from train.chat import ModelFault
+from train.config import Config
 from train.progress import progress
 from train.trajectory import Episode, TrajectoryError, append_episode, read_episodes
 
@@ -18,6 +19,14 @@ ATTEMPTS = 2
 
 FAULTS_IN_A_ROW = 8
 """So many faults before the first sound episode mean that nothing works: the collection stops."""
+
+
+def env_pool(config: Config, max_steps: int | None = None) -> EnvPool:
+    """The processes that play ``config``'s world; ``max_steps``: None: as it says."""
+    return EnvPool(
+        config.env.model_dump(mode="json") | {"max_steps": max_steps or config.env.max_steps},
+        **config.pool.model_dump(),
+    )
 
 
 async def collect(

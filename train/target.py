@@ -8,6 +8,9 @@ from typing import Any
 
 from train.config import Config, ConfigError, config_from, read_yaml
 
+CONFIG = "config.yaml"
+"""A run's configuration, in its folder."""
+
 REQUEST = "request.json"
 """What a folder was asked for: it may be resumed with the same request only."""
 
@@ -19,7 +22,7 @@ def configure(target: str, task_set: str, overrides: list[str], seeds: int, *, m
     """
     run = run_folder(target)
     if run is not None:
-        data = read_yaml(run / "config.yaml")
+        data = read_yaml(run / CONFIG)
         data["warm_start"] = data["rejection"] = data["grpo"] = None
         if data.get("memory") and not data["memory"].get("store"):
             data["memory"]["store"] = f"sqlite:///{run / 'memory.db'}"  # the run's, not one in the evaluation's folder
@@ -33,7 +36,7 @@ def configure(target: str, task_set: str, overrides: list[str], seeds: int, *, m
 
 def run_folder(target: str) -> Path | None:
     """The folder of a run, if ``target`` is one."""
-    return Path(target) if (Path(target) / "config.yaml").is_file() else None
+    return Path(target) if (Path(target) / CONFIG).is_file() else None
 
 
 def chosen_adapter(target: str, adapter: Path | None) -> Path | None:

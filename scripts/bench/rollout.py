@@ -198,7 +198,7 @@ async def measure(
     import httpx
 
     from envs.household import household_task
-    from envs.pool import EnvPool
+    from train.rollouts import env_pool
     from train.server_model import ServerModel
 
     jobs = [
@@ -216,7 +216,7 @@ async def measure(
             for side in SIDES:
                 print(f"round {number + 1} of {args.rounds}: {side}", file=sys.stderr)
                 httpx.post(f"{url}/reset_prefix_cache", trust_env=False, timeout=60).raise_for_status()
-                async with EnvPool(config.env.model_dump(mode="json"), *config.pool.model_dump().values()) as pool:
+                async with env_pool(config) as pool:
                     warm = [household_task("easy", i) for i in range(config.pool.workers)]
                     for session in await asyncio.gather(*(pool.open(task, -1) for task in warm)):  # workers run now
                         await session.close()

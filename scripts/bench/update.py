@@ -212,12 +212,11 @@ def timed_update(trainer: Any, groups: list[list[Episode]], config: Config) -> d
 
 def saga_iteration(args: argparse.Namespace) -> dict[str, Any]:
     """Roll out and update once; the episodes stay in EPISODES for the sides that only update."""
-    from envs.pool import EnvPool
     from envs.tasksets import load_task_set
     from train.agent import Job, PolicyPlayer
     from train.grpo import EpisodeGRPOTrainer
     from train.hf_model import HFChatModel
-    from train.rollouts import collect
+    from train.rollouts import collect, env_pool
     from train.tokens import TokenCodec
 
     config = settings(args)
@@ -242,7 +241,7 @@ def saga_iteration(args: argparse.Namespace) -> dict[str, Any]:
             max_batch=config.model.max_batch,
             max_context=config.agent.context_tokens,
         )
-        async with EnvPool(config.env.model_dump(mode="json"), *config.pool.model_dump().values()) as pool:
+        async with env_pool(config) as pool:
             for session in await asyncio.gather(*(pool.open(task, 1) for task in tasks)):  # the workers have started
                 await session.close()
             start = clocks()
