@@ -124,6 +124,25 @@ def evaluate(
 
 
 @app.command()
+def compare(
+    a: Annotated[
+        Path, typer.Argument(metavar="A", help="An evaluation: a run or evaluation folder, or a file under its evals/.")
+    ],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same items.")],
+    items: Annotated[
+        bool, typer.Option("--items", help="List the items on which one won more than the other.")
+    ] = False,
+) -> None:
+    """Compare two evaluations, paired by item: success and score, per task type, with 95 % intervals over items.
+
+    It warns where items, seeds or settings differ, where episodes ended by faults, and where most scored zero.
+    """
+    from train.compare import compare_and_show
+
+    compare_and_show(a, b, items)
+
+
+@app.command()
 def show(
     run: RunDir,
     episode: Annotated[
