@@ -24,7 +24,8 @@ class Sampling:
     """Explicit sampling parameters of one call; no model default applies.
 
     ``temperature`` 0 is greedy. ``seed`` keys the random numbers of this call alone (episode, turn, attempt), so that
-    a sample does not depend on what else is in the batch. Training asserts top_p 1 and no top_k.
+    a sample does not depend on what else is in the batch. The policy is always sampled
+    with the defaults of ``top_p`` and ``top_k``, which cut nothing off.
     """
 
     max_tokens: int

@@ -204,6 +204,9 @@ class RejectionConfig(FineTuneConfig):
     temperature: Annotated[float, Field(gt=0)] = 1.0
 
 
+Role = Literal["action", "plan", "instantiation", "summary"]
+
+
 class GrpoConfig(Section):
     """Policy optimisation over groups of episodes of one task and start (GRPO, GiGPO)."""
 
@@ -240,7 +243,7 @@ class GrpoConfig(Section):
     """Mean over episodes of the mean over their tokens (GRPO), over all trained tokens (DAPO), or the sum over a
     constant length (Dr.GRPO). Lost episodes are the longer ones: over tokens the advantages sum to less than zero, and
     a small policy is pushed away from what it knows rather than towards what wins."""
-    train_roles: list[Literal["action", "plan", "instantiation", "summary"]] = ["action"]
+    train_roles: Annotated[list[Role], Field(min_length=1)] = ["action"]
     """Whose tokens are trained: action turns, and what the policy writes in its other parts."""
     invalid_penalty: Annotated[float, Field(ge=0)] = 0.0
     """Subtracted from the reward of a step whose action was invalid. Above 0 a group without a success teaches to avoid

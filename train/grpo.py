@@ -107,7 +107,10 @@ def _weighted(
     episodes: Sequence[tuple[Episode, list[float]]], settings: GrpoConfig, episode_tokens: int
 ) -> list[WeightedRow]:
     """The rows of one optimiser step, from its episodes with their advantage per step."""
-    rows_per_episode = [rows_of(episode, settings.train_roles) for episode, _ in episodes]
+    # An episode may have no token of a trained role, as where no principle was instantiated.
+    found = [(pair, rows_of(pair[0], settings.train_roles)) for pair in episodes]
+    found = [(pair, rows) for pair, rows in found if any(row.trained_tokens for row in rows)]
+    episodes, rows_per_episode = [pair for pair, _ in found], [rows for _, rows in found]
     tokens = [sum(row.trained_tokens for row in rows) for rows in rows_per_episode]
     weighted = []
     for (episode, advantages), rows, count in zip(episodes, rows_per_episode, tokens, strict=True):
@@ -153,8 +156,8 @@ class EpisodeGRPOTrainer(GRPOTrainer):
 
     Of TRL it keeps the device, precision and process handling, the optimiser and the training step; replaced are
     the inputs (rows with per-token advantages, micro-batches by tokens) and with them the loss, which is normalised
-    once per optimiser step by the number of trained tokens in it, so that padding, micro-batches and the number of
-    rows per episode change no gradient.
+    once per optimiser step (see :func:`loss_scale`), so that padding, micro-batches and the number of rows per episode
+    change no gradient.
 
     Args:
         model: PEFT model whose adapter is trained. It is left in eval mode. Dropout is switched off, because the
@@ -183,8 +186,9 @@ class EpisodeGRPOTrainer(GRPOTrainer):
         """Optimiser steps made so far."""
         self.current_gradient_accumulation_steps = 1  # TRL's training step reads what Trainer.train would set
         self.create_optimizer()
-        if self.is_deepspeed_enabled:  # it wants the size of batches that it never makes
-            self.accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
+        if self.is_deepspeed_enabled:  # it wants the size of batches that it never makes, and clips by itself
+            deepspeed = self.accelerator.state.deepspeed_plugin.deepspeed_config
+            deepspeed |= {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": config.max_grad_norm}
         self.model_wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         self.model.eval()
 

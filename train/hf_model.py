@@ -97,7 +97,7 @@ class HFChatModel:
         self._model = cast(PreTrainedModel, model.get_base_model()) if isinstance(model, PeftModel) else model
         _check_attention(self._model, name)
         self._codec = codec
-        self._stops = _stop_ids(self._model, codec)
+        self._stop = codec.eot_id  # as on a server: other tokens that end a text end no turn
         self._vocabulary: int = self._model.config.vocab_size
         self._max_context = max_context
         self._share_prefixes = share_prefixes
@@ -308,7 +308,7 @@ class HFChatModel:
         for request, token, logprob in zip(requests, tokens.tolist(), chosen.tolist(), strict=True):
             request.tokens.append(token)
             request.logprobs.append(logprob)
-            stop = token in self._stops
+            stop = token == self._stop
             if stop or len(request.tokens) == request.limit:
                 self._active.pop(request).busy = False
                 generation = Generation(
@@ -352,12 +352,6 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
     if first[:shortest] == second[:shortest]:
         return shortest
     return next(index for index in range(shortest) if first[index] != second[index])
-
-
-def _stop_ids(model: PreTrainedModel, codec: TokenCodec) -> frozenset[int]:
-    """The end-of-turn token, and whatever else the model ends a text with."""
-    eos = model.config.eos_token_id
-    return frozenset([codec.eot_id, *(eos if isinstance(eos, list) else [] if eos is None else [eos])])
 
 
 def _check_attention(model: PreTrainedModel, name: str) -> None:

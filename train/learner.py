@@ -36,11 +36,15 @@ class Learner:
         self.on_step: Log = lambda step, metrics: None
         """Called with the metrics of each step of supervised fine-tuning (rank 0 sets it)."""
         self._trainer: EpisodeGRPOTrainer
+        self._leading = False
 
     def lead(self, method: str, *arguments: Any) -> Any:
         """Run ``method`` in all processes; returns what it gives here."""
         self.processes.tell((method, arguments))
-        return getattr(self, method)(*arguments)
+        self._leading = True  # stays so after an error: the others may be in a collective call, and hear nothing
+        result = getattr(self, method)(*arguments)
+        self._leading = False
+        return result
 
     def follow(self) -> None:
         """What every rank but 0 does: run what rank 0 announces until it dismisses them."""
@@ -49,7 +53,9 @@ class Learner:
             getattr(self, method)(*arguments)
 
     def dismiss(self) -> None:
-        self.processes.tell(None)
+        """Let the others go; after an error in what all do, leave that to the launcher, which sees this process end."""
+        if not self._leading:
+            self.processes.tell(None)
 
     def open(self, adapter: Path | None) -> None:
         """Load base and adapter (None: a fresh one), unless this process has its model already."""

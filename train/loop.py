@@ -22,13 +22,14 @@ from train.agent import Job
 from train.config import Config, ConfigError, FineTuneConfig, GrpoConfig, RejectionConfig, WarmStartConfig
 from train.curriculum import iteration_tasks, rate_share, step_cap, total_signal
 from train.demonstrations import DemonstrationPlayer
-from train.evaluate import evaluate
+from train.evaluate import check_held_out, evaluate
 from train.files import write_json
 from train.grpo import make_batch
 from train.learner import Learner
+from train.memory import episode_ledger
 from train.metrics import summarise
 from train.policy import Policy
-from train.preflight import Journal
+from train.preflight import JOURNAL, Journal
 from train.processes import Processes
 from train.progress import progress
 from train.report import closing_table, report_text
@@ -65,7 +66,7 @@ class _Run:
         self.sets = sets
         self.console = console
         self.learner = learner
-        self.journal = Journal(folder / "journal.json")
+        self.journal = Journal(folder / JOURNAL)
         self.tracker = Tracker(folder, config.tracking, config.model_dump(mode="json"))
         self.evals: dict[str, dict[str, Any]] = {}
 
@@ -79,6 +80,8 @@ class _Run:
         adapter = self.folder / self.adapter if self.adapter else None
         self.policy = Policy(config, adapter=adapter, trainable=learns, folder=self.folder)
         try:
+            if self.policy.memory is not None:
+                check_held_out(self.policy.memory.provenance, self.sets[config.eval.tasks], config.eval.tasks)
             async with env_pool(config) as pool:
                 self.pool = pool
                 await self.policy.ready()
@@ -181,7 +184,7 @@ class _Run:
         rows = [row for episode in won for row in rows_of(episode)]
         self.tracker.log(0, "demos", episodes=count, won=len(won), rows=len(rows))
         await self._fine_tune("warm start", rows, warm, f"{len(won)} demonstrations")
-        await self._new_version(0)
+        await self._new_version(self._warm_number)
         self.journal.finish("warm-start", adapter=self.adapter)
 
     async def _reject(self, settings: RejectionConfig) -> None:
@@ -254,6 +257,7 @@ class _Run:
                 await asyncio.to_thread(self.learner.lead, "save_state", kept)
                 signal = _signal(groups, grpo)
                 self.journal.finish(phase, adapter=self.adapter, trainer=f"state/{phase}", signal=signal)
+                self._drop_outdated(self._number(iteration))
                 if state:
                     shutil.rmtree(self.folder / state, ignore_errors=True)
                 state = f"state/{phase}"
@@ -303,12 +307,21 @@ class _Run:
                 description=phase,
                 others=[job for group in (*groups[:first], *groups[first + count :]) for job in group],
             )
+        if self.policy.memory is not None:
+            self.policy.memory.store.credit(
+                [entry for one in episodes for entry in episode_ledger(one, self.config.run.name)]
+            )
         played = iter(episodes)
         return [[next(played) for _ in group] for group in wanted]
 
     def _number(self, iteration: int) -> int:
         """The adapter version that an iteration ends with; iteration 0: the one that GRPO starts from."""
-        return iteration + (1 if self.config.rejection else 0)
+        return iteration + self._warm_number + (1 if self.config.rejection else 0)
+
+    @property
+    def _warm_number(self) -> int:
+        """The version that a warm start ends with, or that stands in its place: 0 is the adapter of ``lora.start``."""
+        return int(self.config.lora.start is not None and self.config.warm_start is not None)
 
     async def _first_version(self) -> None:
         """Without a warm start the fresh adapter is version 0."""
@@ -325,9 +338,12 @@ class _Run:
         folder = self.folder / self.adapter
         shutil.rmtree(folder, ignore_errors=True)  # left by a kill between saving and journalling
         await asyncio.to_thread(self.learner.lead, "save_adapter", folder)
+
+    def _drop_outdated(self, number: int) -> None:
+        """Delete the version that is too old to be kept, once the journal names ``number``."""
         outdated = number - max(self.config.run.keep_adapters, self.config.staleness + 1)
         if outdated > 0:
-            shutil.rmtree(folder.with_name(_version(outdated)), ignore_errors=True)
+            shutil.rmtree(self.folder / "adapters" / _version(outdated), ignore_errors=True)
 
     async def _act_with(self, number: int) -> None:
         if self.policy.adapter != _version(number):

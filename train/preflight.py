@@ -66,6 +66,9 @@ def _changed_fields(before: dict[str, Any], after: dict[str, Any], prefix: str =
     return sorted(changed)
 
 
+JOURNAL = "journal.json"
+
+
 class Journal:
     """The finished phases of a run, each with what it left behind, in ``journal.json``."""
 
@@ -116,7 +119,9 @@ def prepare_run(config: Config, *, resume: bool) -> Path:
     if resume and not folder.exists():
         raise ConfigError(f"--resume: {folder} does not exist; start it without --resume")
     folder.mkdir(parents=True, exist_ok=True)
-    save_config(config, saved)
+    with hold_folder(folder):
+        (folder / JOURNAL).unlink(missing_ok=True)  # of a start that came to nothing, perhaps with another adapter
+        save_config(config, saved)
     return folder
 
 

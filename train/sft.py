@@ -190,7 +190,9 @@ class _RowTrainer(SFTTrainer):
             micro = {name: tensor[places, :width].to(self.args.device) for name, tensor in inputs.items()}
             if not part:
                 micro["labels"] = torch.full_like(micro["labels"], IGNORED)
-            with nullcontext() if number == len(own) else self.accelerator.no_sync(model):
+            last = number == len(own)
+            self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed steps in the backward pass that syncs
+            with nullcontext() if last else self.accelerator.no_sync(model):
                 loss += super().training_step(model, micro, num_items_in_batch)  # type: ignore[no-untyped-call]
         sums = self.accelerator.reduce(torch.tensor([self._entropy], device=self.args.device), "sum")
         self._entropy = float(sums) / self._trained_tokens

@@ -34,7 +34,7 @@ def main(config: Config, out: Path) -> None:
     updates = []
     for sizes in ([3, 2, 4], [2]):
         batch = make_batch(made_up_groups(generator, sizes), config.grpo, 40)
-        updates.append(learner.lead("update", batch))
+        updates.append(learner.lead("update", batch, config.grpo.learning_rate))
         learner.lead("save_state", out / "state")
     learner.lead("save_adapter", out / "adapter")
     learner.dismiss()

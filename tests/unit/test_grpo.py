@@ -277,6 +277,18 @@ def test_groups_without_signal_and_faulty_episodes_are_dropped_and_counted(tmp_p
     assert not torch.equal(lora_weights(model), before)
 
 
+def test_an_episode_without_a_token_of_a_trained_role_is_left_out(tmp_path: Path) -> None:
+    """As one in which no principle was instantiated; the mean is over the others."""
+    trainer = trainer_of(tmp_path, train_roles=["plan"])
+    group = [episode(trainer.model, [1, 5], [4 + i], float(i)) for i in range(3)]
+    for one in group[1:]:
+        one.contexts[0].spans[0].role = "plan"
+    (step,) = make_batch([group], trainer.settings, 10).steps
+    assert [(row.row.trained_tokens, row.scale) for row in step] == [(1, 0.5), (1, 0.5)]
+    group[1].contexts[0].spans[0].role = group[2].contexts[0].spans[0].role = "action"
+    assert make_batch([group], trainer.settings, 10).steps == []
+
+
 def test_demonstrations_are_refused(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
     group = [episode(trainer.model, [1, 5], [4], 1.0), episode(trainer.model, [1, 5], [8], 0.0)]

@@ -8,7 +8,7 @@ import pytest
 from envs.base import Task
 from train.config import Config, ConfigError, config_from, load_config
 from train.curriculum import iteration_tasks
-from train.preflight import Journal, check_engine, hold_folder, prepare_run, task_sets
+from train.preflight import JOURNAL, Journal, check_engine, hold_folder, prepare_run, task_sets
 
 pytestmark = pytest.mark.unit
 
@@ -37,6 +37,21 @@ def test_a_run_that_never_played_may_start_anew(tmp_path: Path) -> None:
     prepare_run(config(tmp_path), resume=False)
     folder = prepare_run(config(tmp_path, "run.seed=1"), resume=False)
     assert load_config(folder / "config.yaml").run.seed == 1
+
+
+def test_a_start_that_came_to_nothing_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its journal named an adapter to go on from, perhaps another one."""
+    folder = prepare_run(config(tmp_path), resume=False)
+    Journal(folder / JOURNAL).finish("start", adapter="adapters/policy-v0000")
+    prepare_run(config(tmp_path), resume=False)
+    assert not Journal(folder / JOURNAL).done("start")
+
+
+def test_a_second_start_does_not_touch_the_first(tmp_path: Path) -> None:
+    folder = prepare_run(config(tmp_path), resume=False)
+    with hold_folder(folder), pytest.raises(ConfigError, match="another process works in this folder"):
+        prepare_run(config(tmp_path, "run.seed=1"), resume=False)
+    assert load_config(folder / "config.yaml").run.seed == 0
 
 
 def test_resume_wants_the_same_configuration(tmp_path: Path) -> None:
