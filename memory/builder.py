@@ -420,7 +420,7 @@ class LanguageModelBuilder:
             retired = [self._retire(where, target, bare.reason) for target in targets]
             done = any(retired)
         elif bare.operation == "merge" and not bare.is_text:
-            keep, *others = targets
+            keep, *others = sorted(targets, key=lambda target: target.status == "rejected")  # what is in use stays
             done = self._link(where, [*_carried(self._store, others, keep.id), *links(keep.id)])
             self._replace(where, keep.id, others, f"merged into {keep.id}: {bare.reason}")
         else:
@@ -778,10 +778,10 @@ def _evidence(trajectory: Trajectory, step: int, quote: str) -> Evidence | None:
 
 
 def _carried(store: Store, targets: Sequence[Stored], upper: str) -> list[Link]:
-    """The supporting links of ``targets``, for what takes their place."""
+    """The links of ``targets``, for what takes their place: what supports them, and what contradicts them."""
     return [
         link.model_copy(update={"upper": upper})
         for target in targets
         for link in store.links(upper=target.id)
-        if link.relation == "supports" and target.id != upper
+        if target.id != upper
     ]

@@ -190,15 +190,15 @@ def _remove_surplus(
     round: int,
     report: ConsolidationReport,
 ) -> None:
-    """Retire the items of lowest utility, and of equals those of lower standing, of less support, the older ones."""
+    """Retire the items of lowest standing, and of equals those of lower utility, of less support, the older ones."""
     surplus = len(members) - limit
     if surplus <= 0:
         return
     fresh = [store.item(stored.id) for stored in members]  # merging has credited some
-    fresh.sort(key=lambda stored: (utility(stored.ledger), _STANDING[stored.status], support[stored.id]))
+    fresh.sort(key=lambda stored: (_STANDING[stored.status], utility(stored.ledger), support[stored.id]))
     for stored in fresh[:surplus]:
         value = utility(stored.ledger)
         name = LEVEL_NAMES[stored.item.level]
-        reason = f"over the limit of {limit} {name}s of {scope}; its utility {value:+.3f} was among the lowest"
+        reason = f"over the limit of {limit} {name}s of {scope}; {stored.status}, with utility {value:+.3f}"
         store.set_status(stored.id, "retired", reason, round)
         report.removals.append(Removal(stored.id, stored.item.level, value))

@@ -265,7 +265,7 @@ class Guide:
             return
         audits = self._memory.store.judgements(made.item, "audit")
         verdict = audits[-1].verdict if audits else {}
-        unaudited = status == "candidate" and status in self.settings.block_statuses
+        unaudited = not audits and status == "candidate" and status in self.settings.block_statuses
         if unaudited or verdict.get("decision") == "passed":
             self._active[made.item] = _Active(item.predicate, made.text, fire_rate(verdict))
 

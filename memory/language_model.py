@@ -156,7 +156,7 @@ class LanguageModel:
             BudgetSpent: see the module. LanguageModelFault: the request failed for good.
         """
         request = self._request(messages, schema)
-        file = self._cache / f"{request_hash(request)}.json"
+        file = self._file(request)
         stored = _read(file)
         if stored is not None:
             with self._lock:
@@ -193,7 +193,9 @@ class LanguageModel:
         talk = [dict(message) for message in messages]
         problem = ""
         best: T | None = None
+        asked = []
         for _ in range(reasks + 1):
+            asked.append(self._file(self._request(talk, schema)))
             answer = self.ask(talk, schema)
             value, fault, problem = read_answer(answer, schema)
             wrong = [] if value is None else list(check(value))
@@ -215,8 +217,15 @@ class LanguageModel:
                 {"role": "user", "content": f"{problem} Answer again, the whole JSON object."},
             ]
         if best is None:
+            if self.settings.temperature != 0:  # another sample may be better: the next build asks anew
+                for file in asked:
+                    file.unlink(missing_ok=True)
             raise UnusableAnswer(f"model {self.name!r}: no usable answer in {reasks + 1}: {problem}")
         return best
+
+    def _file(self, request: dict[str, Any]) -> Path:
+        """Where the answer to ``request`` is kept."""
+        return self._cache / f"{request_hash(request)}.json"
 
     def _request(self, messages: Sequence[Message], schema: type[BaseModel]) -> dict[str, Any]:
         """What is asked, without how: neither the address nor the form of the constraint changes the answer meant."""
@@ -311,8 +320,8 @@ class LanguageModel:
             usage = data.get("usage")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             return None
-        if text is None and choice.get("finish_reason") == "length":
-            text = ""  # all its tokens went into thinking: cut off, and paid
+        if text is None and choice.get("finish_reason"):
+            text = ""  # all its tokens went into thinking, or it refuses: an answer of no use, and paid
         if not isinstance(text, str):
             return None
         text = self._without_key(text).encode("utf-8", "replace").decode()
@@ -406,7 +415,7 @@ def request_hash(request: dict[str, Any]) -> str:
 
 def _retry_after(value: str) -> float:
     """Seconds that a Retry-After header (a number or a date) asks for; 0 where it says nothing."""
-    if value.strip().isdigit():
+    if re.fullmatch(r"\s*[0-9]{1,9}\s*", value):
         return float(value)
     try:
         when = parsedate_to_datetime(value)

@@ -31,9 +31,10 @@ COUNTS = ("retrieved", "instantiated", "suppressed", "followed", "violated")
 class Ledger:
     """The utility of an item: sums over its entries.
 
-    ``with``: episodes in which it was instantiated (shown); ``without``: those of its entries in which it was not
-    (suppressed, or run without memory on the same world and task type). Only episodes of known outcome count there.
-    ``outcome_*``: their mean outcome, 0.0 where there are none.
+    ``with``: episodes in which it was instantiated (shown); ``without``: entries of episodes in which it was neither
+    shown nor suppressed, which are those of a control. Where it was suppressed, because it does not apply or another
+    one says the same, tells nothing of its use. Only episodes of known outcome count. ``outcome_*``: their mean
+    outcome, 0.0 where there are none.
     """
 
     retrieved: int = 0
@@ -85,7 +86,7 @@ def add_entry(totals: Totals, entry: LedgerEntry) -> Totals:
         return replace(totals, **counts)
     if entry.instantiated:
         counts |= {"episodes_with": totals.episodes_with + 1, "sum_with": totals.sum_with + entry.outcome}
-    else:
+    elif not entry.suppressed:
         counts |= {"episodes_without": totals.episodes_without + 1, "sum_without": totals.sum_without + entry.outcome}
     return replace(totals, **counts)
 

@@ -7,7 +7,7 @@ the trajectories (:mod:`memory.grammar`, :mod:`memory.lifting`, :mod:`memory.ali
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from memory.alignment import Procedure, align, find, relevant
 from memory.conditions import shown
 from memory.contrast import ContrastSettings, Finding, Rule, Search
 from memory.expressions import ExpressionError
-from memory.grammar import ActionGrammar, fill
+from memory.grammar import ActionGrammar
 from memory.harm import HarmJudgement, in_scope, is_bad, judge_harm
 from memory.lifting import Event, Run, fit_grammar, learn_refusals, read_runs
 from memory.occasions import ANY, Occasions
@@ -51,7 +51,6 @@ class OfflineSettings(Record):
     """Share of the successful episodes of a task type that a procedure must explain."""
     min_successes: int = Field(default=2, ge=1)
     """Successful episodes that it must explain at least."""
-    pitfalls: int = Field(default=3, ge=0)
     links: int = Field(default=30, ge=1)
     """Most episodes that support (and that contradict) one procedure."""
     min_trigger_rate: float = Field(default=0.005, ge=0, le=1)
@@ -130,7 +129,7 @@ class _Builder:
         typed: Typed = {}
         for task_type in sorted({run.trajectory.task_type for run in self._runs}):
             typed[task_type] = [
-                (procedure, self._add_procedure(procedure, findings, search))
+                (procedure, self._add_procedure(procedure))
                 for procedure in align(
                     self._runs,
                     task_type,
@@ -188,24 +187,14 @@ class _Builder:
 
     # ---- level 2
 
-    def _add_procedure(self, procedure: Procedure, findings: Sequence[Finding], search: Search) -> ProcedureItem:
+    def _add_procedure(self, procedure: Procedure) -> ProcedureItem:
+        """Without pitfalls: they are principles, which are judged, and shown only while they stand."""
         of_type = f"the task is of type {procedure.task_type}" if procedure.task_type else "the task"
-        names: dict[str, Sequence[str]] = {}
-        for (verb, _), given in zip(procedure.sequence, procedure.names, strict=True):
-            names.setdefault(verb, given)
-        pitfalls = [
-            fill(self._pitfall(finding, search), names[finding.rule.verb])
-            for finding in sorted(findings, key=lambda finding: -finding.score)
-            if finding.rule.verb in names
-            and finding.rule.task_type in ("", procedure.task_type)
-            and not _shown_by(finding.rule, names)
-        ]
         item = ProcedureItem(
             **self._base,
             task_type=procedure.task_type,
             when=f'{of_type}, as "{procedure.goal}"' if procedure.goal else of_type,
             steps=procedure.steps,
-            pitfalls=tuple(pitfalls[: self._settings.pitfalls]),
         )
         self._items[item.id] = item
         for match in procedure.matches[: self._settings.links]:
@@ -220,11 +209,6 @@ class _Builder:
                 cited = dict.fromkeys(occurrence[0])
                 self._link(self._episode[run.id], item.id, (_cite(run, event) for event in cited), "contradicts")
         return item
-
-    def _pitfall(self, finding: Finding, search: Search) -> str:
-        phrases = phrase(finding, search.occasions[finding.rule.verb], self._base["world"])
-        exceptions = f" (except: {'; '.join(phrases.exceptions)})" if phrases.exceptions else ""
-        return f"when {phrases.condition}: {phrases.guidance}{exceptions}"
 
     def _skill(self, finding: Finding, findings: Sequence[Finding], search: Search) -> ProcedureItem | None:
         """How the action of a rule is played well: what it needs, in the usual order, then the action itself.
@@ -252,7 +236,6 @@ class _Builder:
             task_type=rule.task_type,
             when=f"you want to `{rule.verb}`",
             steps=(*(shown(need.columns[0]) for need in needs), rule.verb),
-            pitfalls=tuple(self._pitfall(f, search) for f in same)[: self._settings.pitfalls],
         )
         self._items[item.id] = item
         for n in _one_per_run(examples, at)[: self._settings.links]:
@@ -291,7 +274,7 @@ class _Builder:
         at = search.occasions[rule.verb]
         lower: Sequence[ProcedureItem | None]
         if rule.verb:
-            # A rule that needs an action is shown by how the two are played; another by what it is a pitfall of.
+            # A rule that needs an action is shown by how the two are played; another by where it can be broken.
             within = [] if _needs(rule) else _containing(rule, typed)[:_PARENTS]
             lower = within or [self._skill(finding, findings, search)]
         elif rule.requirement.name == "form" and rule.bad == "failed":
@@ -369,11 +352,6 @@ def _containing(rule: Rule, typed: Typed) -> list[ProcedureItem]:
         if rule.task_type in ("", task_type) and rule.verb in {verb for verb, _ in procedure.sequence}
     ]
     return [item for _, item in sorted(found, key=lambda pair: (-len(pair[0].matches), pair[1].id))]
-
-
-def _shown_by(rule: Rule, verbs: Collection[str]) -> bool:
-    """Whether a sequence of ``verbs`` that keeps the rule shows it anyway."""
-    return _needs(rule) and all(column[0] in verbs for column in rule.requirement.columns)
 
 
 def _one_per_run(occasions: np.ndarray, at: Occasions) -> list[int]:

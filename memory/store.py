@@ -355,6 +355,12 @@ class Store:
         with self.engine.connect() as connection:
             return [read_judgement(row) for row in connection.execute(query)]
 
+    def last_round(self, kind: JudgementKind) -> int:
+        """The highest round of a judgement of ``kind``; 0: there is none."""
+        of = schema.judgements.c
+        with self.engine.connect() as connection:
+            return connection.execute(select(func.max(of.round)).where(of.kind == kind)).scalar_one() or 0
+
     # ---- snapshots and provenance
 
     def snapshot(self, label: str = "") -> str:
@@ -410,11 +416,11 @@ class Store:
             return {(row.world, row.task) for row in connection.execute(query)}
 
     def validated_on(self) -> set[tuple[str, str]]:
-        """(world, task) of every validation of an item that is not retired."""
+        """(world, task) of every validation: what was tried on them decided what is in use."""
         query = (
             select(schema.items.c.world, schema.judgements.c.verdict)
             .join(schema.items, schema.items.c.id == schema.judgements.c.item)
-            .where(schema.judgements.c.kind == "validation", schema.items.c.status != "retired")
+            .where(schema.judgements.c.kind == "validation")
         )
         with self.engine.connect() as connection:
             told = [(row.world, json.loads(row.verdict).get("tasks")) for row in connection.execute(query)]

@@ -25,14 +25,26 @@ Scores = Mapping[str, Sequence[float]]
 
 Decision = Literal["validated", "rejected", "undecided", "untested", "kept", "retired"]
 """Of a hypothesis: ``validated`` (it helps), ``rejected`` (it showed no help), ``undecided`` (perhaps; it may be tried
-again), ``untested`` (all episodes of both arms scored the same, as where the policy wins nothing at all; it does not
-count as tried). Of a validated principle: ``kept`` or ``retired`` (it harms)."""
+again), ``untested`` (all episodes of both arms scored the same, as where the policy wins nothing at all, or it was
+hardly ever shown; it does not count as tried). Of a validated principle: ``kept`` or ``retired`` (it harms)."""
+
+
+MIN_SHOWN = 0.5
+"""A principle that was shown in a smaller share of the episodes with it was not tried."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """``shown``: share of the episodes in which the principle on trial was instantiated; 0 in the control."""
+
+    scores: Scores
+    shown: float
 
 
 class Experiment(Protocol):
     """Plays episodes for a validation."""
 
-    async def run(self, principle: PrincipleItem | None, tasks: Sequence[str], samples: int) -> Scores:
+    async def run(self, principle: PrincipleItem | None, tasks: Sequence[str], samples: int) -> Arm:
         """Scores of ``samples`` episodes of each task, under the policy and the memory as they are, in [0, 1].
 
         ``principle``: shown wherever it can be instantiated, whatever its status, its predicate regulating if its audit
@@ -79,6 +91,8 @@ class Result:
     trial: Trial
     without: Scores
     with_principle: Scores
+    shown: float = 1.0
+    """Share of the episodes with the principle in which it was shown."""
 
 
 @dataclass(frozen=True)
@@ -186,13 +200,19 @@ async def run_validation(plan: Plan, experiment: Experiment) -> list[Result]:
     """Play the plan: the control once, and each trial; all arms at once, as far as the experiment lets them."""
     if not plan.trials:
         return []
-    without, *arms = await asyncio.gather(
-        experiment.run(None, plan.control, plan.samples),
-        *(experiment.run(trial.contender.principle, trial.tasks, plan.samples) for trial in plan.trials),
-    )
+    try:
+        async with asyncio.TaskGroup() as group:
+            control = group.create_task(experiment.run(None, plan.control, plan.samples))
+            arms = [
+                group.create_task(experiment.run(trial.contender.principle, trial.tasks, plan.samples))
+                for trial in plan.trials
+            ]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    without = control.result().scores
     return [
-        Result(trial, {task: without[task] for task in trial.tasks}, scores)
-        for trial, scores in zip(plan.trials, arms, strict=True)
+        Result(trial, {task: without[task] for task in trial.tasks}, arm.result().scores, arm.result().shown)
+        for trial, arm in zip(plan.trials, arms, strict=True)
     ]
 
 
@@ -200,9 +220,9 @@ def judge_validation(results: Sequence[Result], settings: ValidationSettings) ->
     """The verdicts: bootstrap over tasks, Holm over the hypotheses tried.
 
     A hypothesis is validated where Holm's procedure rejects that it makes no difference and the difference is positive
-    (so its 95 % interval lies above zero). It is rejected where the difference is not positive, or when it has stayed
-    undecided ``settings.tries`` times; unless all scores are equal, which tells nothing of it. A validated principle is
-    retired where its interval lies below zero.
+    (at level 0.05 its 95 % interval then lies above zero). It is rejected where the difference is not positive, or when
+    it has stayed undecided ``settings.tries`` times; unless all scores are equal, or it was hardly ever shown, which
+    tells nothing of it. A validated principle is retired where its interval lies below zero.
 
     Raises:
         ValueError: the arms of a result have not the same tasks.
@@ -210,18 +230,19 @@ def judge_validation(results: Sequence[Result], settings: ValidationSettings) ->
     effects = [
         paired_effect(result.without, result.with_principle, settings.resamples, settings.seed) for result in results
     ]
-    hypotheses = [index for index, result in enumerate(results) if not result.trial.contender.active]
+    untested = [_untested(result) for result in results]
+    hypotheses = [
+        index for index, result in enumerate(results) if not result.trial.contender.active and not untested[index]
+    ]
     corrected = dict(zip(hypotheses, holm([effects[index].p for index in hypotheses]), strict=True))
     verdicts = []
     for index, (result, effect) in enumerate(zip(results, effects, strict=True)):
         contender = result.trial.contender
-        scores = {score for arm in (result.without, result.with_principle) for of in arm.values() for score in of}
-        untested = len(scores) == 1
-        tried = contender.tried + (not untested)
+        tried = contender.tried + (not untested[index])
         p_holm = corrected.get(index, effect.p)
         if contender.active:
             decision: Decision = "retired" if effect.high < 0 else "kept"
-        elif untested:
+        elif untested[index]:
             decision = "untested"
         elif p_holm <= settings.level and effect.difference > 0:
             decision = "validated"
@@ -229,11 +250,22 @@ def judge_validation(results: Sequence[Result], settings: ValidationSettings) ->
             decision = "rejected" if effect.difference <= 0 or tried >= settings.tries else "undecided"
         reason = (
             f"difference {effect.difference:+.3f} ({effect.low:+.3f} to {effect.high:+.3f}) over {effect.n} tasks x "
-            f"{settings.samples} samples; p {effect.p:.3g}, corrected {p_holm:.3g}"
+            f"{settings.samples} samples; p {effect.p:.3g}, corrected {p_holm:.3g}{untested[index]}"
         )
         means = mean_score(result.without), mean_score(result.with_principle)
         verdicts.append(Validation(contender.id, result.trial.tasks, *means, decision, effect, p_holm, tried, reason))
     return verdicts
+
+
+def _untested(result: Result) -> str:
+    """Why the scores say nothing of a principle; "": they do."""
+    arms = result.without, result.with_principle
+    scores = {score for arm in arms for of_task in arm.values() for score in of_task}
+    if len(scores) == 1:
+        return f"; every episode scored {scores.pop():.3g}, which tells nothing"
+    if result.shown < MIN_SHOWN:
+        return f"; it was shown in {result.shown:.0%} of the episodes only, which tells nothing"
+    return ""
 
 
 def mean_score(scores: Scores) -> float:

@@ -71,10 +71,14 @@ def trajectory_of(episode: Episode, run: str, round: int = 0) -> Trajectory:
 def run_trajectories(path: Path, round: int = 0) -> Iterator[Trajectory]:
     """The episodes of a run's or an evaluation's folder, or of one of its files, phase by phase.
 
+    A run's own evaluations are left out, unless a file is named: a memory that rests on them could not be evaluated.
+
     Raises:
         MemoryRecordError: no episodes there. TrajectoryError: a damaged file.
     """
     files = sorted((path / "episodes").glob("*.jsonl.gz")) if path.is_dir() else [path]
+    if path.is_dir():
+        files = [file for file in files if not file.name.startswith("eval-")]
     if not files:
         raise MemoryRecordError(f"{path}: no episodes/*.jsonl.gz there; give a run or evaluation folder, or a file")
     for file in files:

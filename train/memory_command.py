@@ -55,7 +55,8 @@ def ingest(
         list[Path],
         typer.Argument(
             metavar="FILE…",
-            help="Run folders or their episodes/*.jsonl.gz; or outside rollouts as .json, .jsonl (also .gz, .xz).",
+            help="Run folders (without their evaluations) or their episodes/*.jsonl.gz; or outside rollouts as .json, "
+            ".jsonl (also .gz, .xz).",
         ),
     ],
     world: Annotated[str, typer.Option(help="Outside rollouts: their world, for example alfworld.")] = "",
@@ -232,7 +233,9 @@ def validate(
     adapter: Annotated[
         Path | None, typer.Option(help="A PEFT adapter folder; default: the run's final one, none for a model.")
     ] = None,
-    round: Annotated[int, typer.Option(min=0, help="The round that verdicts are stamped with.")] = 0,
+    round: Annotated[
+        int | None, typer.Option(min=1, help="That verdicts are stamped with; default: one more than the last.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for episodes and result; default: validations/<target>-<set>-<round>.")
     ] = None,

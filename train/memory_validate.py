@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,13 @@ from envs.tasksets import load_task_set
 from memory.embedding import make_embedder
 from memory.guide import Memory
 from memory.predicates import PredicateHost
+from memory.records import PrincipleItem
 from memory.schema import memory_url
 from memory.store import Store
 from memory.validation import (
+    Contender,
     Plan,
+    Result,
     Trial,
     contenders,
     judge_validation,
@@ -33,7 +38,7 @@ from train.adapters import adapter_hash
 from train.agent import Job
 from train.config import Config, ConfigError, MemoryConfig, read_yaml
 from train.files import write_json
-from train.memory import grammar_of, instantiating_model, regulates, store_url
+from train.memory import grammar_of, instantiating_model, regulates
 from train.memory_show import cut
 from train.policy import Policy
 from train.preflight import check_engine, hold_folder
@@ -67,7 +72,7 @@ def validate_target(
     *,
     store: str | None,
     adapter: Path | None,
-    round: int,
+    round: int | None,
     out: Path | None,
     resume: bool,
 ) -> None:
@@ -82,15 +87,19 @@ def validate_target(
     config = configure(target, task_set, overrides, 1)
     settings = _settings(config, target)
     check_engine(config)
+    if not re.search(r"/(train|dev)", task_set):
+        raise ConfigError(f"--set {task_set}: is for evaluation; a principle is tried on training tasks")
     tasks = load_task_set(task_set, config.env.model_dump(mode="json"))
     _check_held_out(target, config, task_set, tasks)
     adapter = chosen_adapter(target, adapter)
     digest = adapter_hash(adapter) if adapter else ""
-    identity = {"config": config.model_dump(mode="json"), "adapter_hash": digest, "round": round}
-    folder = out or Path("validations") / f"{Path(target).name}-{task_set}-{round}".replace("/", "-").replace(":", "-")
-    check_folder(folder, identity, resume)
     console = Console(highlight=False)
-    with Store(store_url(settings, folder), create=False) as opened:
+    with Store(str(settings.store), create=False) as opened:
+        round = opened.last_round("validation") + 1 if round is None else round
+        identity = {"config": config.model_dump(mode="json"), "adapter_hash": digest, "round": round}
+        name = f"{Path(target).name}-{task_set}-{round}".replace("/", "-").replace(":", "-")
+        folder = out or Path("validations") / name
+        check_folder(folder, identity, resume)
         if not (folder / RESULT).exists():
             plan = _plan(opened, config, settings, tasks, round, folder)
             console.print(_told(plan))
@@ -128,27 +137,34 @@ def _check_held_out(target: str, config: Config, task_set: str, tasks: Sequence[
 def _plan(
     store: Store, config: Config, settings: MemoryConfig, tasks: Sequence[Task], round: int, folder: Path
 ) -> Plan:
-    """The plan of this validation. It is kept in ``folder``: the ledgers that it depends on change while it is run."""
+    """The plan of this validation, kept in ``folder``: statuses and ledgers, on which it rests, change with it."""
     world = config.env.name
-    found = contenders(store, world, grammar_of(world))
     file = folder / PLAN
     if file.exists():
-        kept = json.loads(file.read_text())
-        known = {contender.id: contender for contender in found}
-        trials = tuple(Trial(known[id], tuple(on)) for id, on in kept["trials"])
-        return Plan(trials, tuple(kept["control"]), kept["samples"], tuple((a, b) for a, b in kept["skipped"]))
+        return _read_plan(json.loads(file.read_text()), store)
     rests_on = {task for where, task in store.provenance() if where == world}
+    found = contenders(store, world, grammar_of(world))
     plan = plan_validation(found, {task.id: task.type for task in tasks}, settings.validation, round, rests_on)
-    write_json(
-        file,
-        {
-            "trials": [[trial.contender.id, trial.tasks] for trial in plan.trials],
-            "control": plan.control,
-            "samples": plan.samples,
-            "skipped": plan.skipped,
-        },
-    )
+    write_json(file, asdict(replace(plan, trials=())) | {"trials": [_record(trial) for trial in plan.trials]})
     return plan
+
+
+def _record(trial: Trial) -> dict[str, Any]:
+    """A trial as JSON; the principle itself is in the store."""
+    kept = vars(trial.contender) | {"tasks": trial.tasks}
+    del kept["principle"]
+    return kept
+
+
+def _read_plan(kept: dict[str, Any], store: Store) -> Plan:
+    trials = []
+    for trial in kept["trials"]:
+        tasks = tuple(trial.pop("tasks"))
+        item = store.item(trial["id"]).item
+        assert isinstance(item, PrincipleItem)
+        trials.append(Trial(Contender(principle=item, **trial), tasks))
+    skipped = tuple((id, reason) for id, reason in kept["skipped"])
+    return Plan(tuple(trials), tuple(kept["control"]), kept["samples"], skipped)
 
 
 def _told(plan: Plan) -> str:
@@ -172,7 +188,7 @@ async def _validate(
     folder: Path,
 ) -> None:
     """Play the plan, judge, record, and write the file."""
-    results = []
+    results: list[Result] = []
     if plan.trials:
         # Each arm has a memory of its own.
         policy = Policy(config.model_copy(update={"memory": None}), adapter=adapter, trainable=False, folder=folder)
@@ -207,7 +223,7 @@ async def _play(
     policy: Policy,
     round: int,
     folder: Path,
-) -> list[Any]:
+) -> list[Result]:
     embedder = make_embedder(settings.embedder, cache_folder() / "vectors.db")
     host = PredicateHost() if regulates(settings) else None
     builder = instantiating_model(settings, folder)
@@ -238,8 +254,11 @@ async def _play(
 
     try:
         async with pool:
-            trials = Trials(store, plan, {task.id: task for task in tasks}, memory, play, round=round, run=folder.name)
-            return await run_validation(plan, trials)
+            run = f"{folder.name}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
+            trials = Trials(store, plan, {task.id: task for task in tasks}, memory, play, round=round, run=run)
+            results = await run_validation(plan, trials)
+            trials.credit()
+            return results
     finally:
         if host is not None:
             host.close()

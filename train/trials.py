@@ -10,7 +10,7 @@ from envs.base import Task
 from memory.guide import Memory
 from memory.records import PrincipleItem
 from memory.store import LedgerEntry, Store
-from memory.validation import Plan, Scores
+from memory.validation import Arm, Plan
 from train.agent import Job
 from train.memory import bounded_score, episode_ledger
 from train.trajectory import Episode
@@ -28,9 +28,10 @@ class MakeMemory(Protocol):
 
 
 class Trials:
-    """Plays the arms of a validation, one after the other, and credits the ledgers (see :class:`Experiment`).
+    """Plays the arms of a validation one after the other (see :class:`memory.validation.Experiment`).
 
-    An episode with a principle on trial counts in its ledger as usual; one of the control is an episode without it.
+    :meth:`credit` tells the ledgers when all are played, so that every arm sees the same memory: an episode with a
+    principle on trial counts there as usual, one of the control is an episode without it.
 
     Args:
         store: takes the credits.
@@ -59,8 +60,9 @@ class Trials:
         self._phase = f"validate-{round}"
         self._run = run
         self._turn = asyncio.Lock()
+        self._credits: list[LedgerEntry] = []
 
-    async def run(self, principle: PrincipleItem | None, tasks: Sequence[str], samples: int) -> Scores:
+    async def run(self, principle: PrincipleItem | None, tasks: Sequence[str], samples: int) -> Arm:
         arm = principle.id if principle is not None else CONTROL
         phase = f"{self._phase}-{arm}"
         jobs = [
@@ -71,11 +73,16 @@ class Trials:
         async with self._turn:
             memory = self._memory(hidden=list(self._trials), tried=principle.id if principle is not None else "")
             episodes = await self._play(memory, jobs)
-        self._store.credit([entry for episode in episodes for entry in self._entries(episode, arm)])
+        self._credits += [entry for episode in episodes for entry in self._entries(episode, arm)]
         scores: dict[str, list[float]] = {}
         for episode in episodes:
             scores.setdefault(episode.task, []).append(bounded_score(episode) or 0.0)
-        return scores
+        shown = [arm in _shown(episode) for episode in episodes]
+        return Arm(scores, sum(shown) / len(shown))
+
+    def credit(self) -> None:
+        """Add what was played to the ledgers; again changes nothing."""
+        self._store.credit(self._credits)
 
     def _entries(self, episode: Episode, arm: str) -> list[LedgerEntry]:
         entries = episode_ledger(episode, self._run)
@@ -84,3 +91,9 @@ class Trials:
             on_trial = [id for id, tasks in self._trials.items() if episode.task in tasks]
             entries += [LedgerEntry(item=id, episode=name, outcome=bounded_score(episode)) for id in on_trial]
         return entries
+
+
+def _shown(episode: Episode) -> set[str]:
+    """The items that the episode's prompt held."""
+    made = episode.memory.instantiations if episode.memory is not None else ()
+    return {one.item for one in made if not one.suppressed}

@@ -1,4 +1,4 @@
-"""Validation by real episodes: planted rules and false ones, and a language model on generated households."""
+"""Validation by real episodes in worlds with a hidden rule: the rule helps, false rules do not."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from memory.records import PrincipleItem
 from memory.settings import MemorySettings, RetrievalSettings, ValidationSettings
 from memory.store import Store
 from memory.validation import (
+    Arm,
     Contender,
-    Scores,
     Validation,
     contenders,
     judge_validation,
@@ -55,27 +55,31 @@ class Planted:
         self.store, self.host, self.family, self.seed = store, host, family, seed
         self.broken: dict[str, int] = {}
 
-    async def run(self, principle: PrincipleItem | None, tasks: Sequence[str], samples: int) -> Scores:
+    async def run(self, principle: PrincipleItem | None, tasks: Sequence[str], samples: int) -> Arm:
         arm = principle.id if principle else ""
         memory = Memory(
             self.store,
-            MemorySettings(retrieval=RetrievalSettings(episodes=0, procedures=0, principles=0), plan_tokens=0),
+            MemorySettings(retrieval=RetrievalSettings(principles=0), plan_tokens=0),
             grammar=f"{self.family}-{self.seed}",
             embedder=HashingEmbedder(),
             host=self.host,
             tried=arm,
         )
-        return {
+        played = {
             task: [await self.play(memory, arm, task, f"{arm}/{task}/{sample}") for sample in range(samples)]
             for task in tasks
         }
+        shown = sum(one for episodes in played.values() for _, one in episodes)
+        scores = {task: [score for score, _ in episodes] for task, episodes in played.items()}
+        return Arm(scores, shown / (samples * len(tasks)))
 
-    async def play(self, memory: Memory, arm: str, task: str, name: str) -> float:
+    async def play(self, memory: Memory, arm: str, task: str, name: str) -> tuple[float, bool]:
         env = PlantedEnv(self.family, self.seed)
         result = env.reset(Task("planted", f"{self.family}/{self.seed}/{task}", "planted"), int(task))
         explorer = Explorer(env, random.Random(name))
         guide: Guide = memory.guide(name, lambda text: len(text.split()))
         await guide.open(Situation(result.goal, result.observation, "planted"))
+        shown = any(made.item == arm and not made.suppressed for made in guide.use.instantiations)
         step = 0
         while not result.done:
             action = explorer.act(result)
@@ -94,7 +98,7 @@ class Planted:
             guide.played(action, result.observation, result.valid)
             step += 1
         self.broken[arm] = self.broken.get(arm, 0) + sum(broke is True for broke in env.broke)
-        return float(result.won)
+        return float(result.won), shown
 
 
 def learnt(folder: Path, host: PredicateHost, family: Family, seed: int) -> Store:

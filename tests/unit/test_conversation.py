@@ -195,7 +195,7 @@ TURNS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(TURNS, st.sampled_from([None, 1, 2]), st.sampled_from([230, 400, 10_000]), st.booleans())
 def test_every_executed_token_is_trained_once_with_the_samplers_logprob(
     turns: list[tuple[int, str, list[tuple[int, bool]], bool, str]], last_turns: int | None, budget: int, plans: bool

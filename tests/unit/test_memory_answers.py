@@ -78,7 +78,7 @@ def values(node: dict[str, Any], definitions: dict[str, Any]) -> st.SearchStrate
 
 
 @pytest.mark.parametrize("answer", ALL)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data(), limits=st.builds(AnswerLimits, characters=st.integers(20, 60), items=st.integers(1, 3)))
 def test_no_answer_is_longer_than_the_longest(
     answer: type[BaseModel], limits: AnswerLimits, data: st.DataObject

@@ -148,7 +148,7 @@ def bench(tmp_path: Path) -> Any:
 
 
 def entry(item: str, episode: str, outcome: float, shown: int) -> LedgerEntry:
-    return LedgerEntry(item, episode, outcome, retrieved=1, instantiated=shown, suppressed=1 - shown)
+    return LedgerEntry(item, episode, outcome, retrieved=shown, instantiated=shown)
 
 
 def test_duplicates_are_merged_with_links_and_credit(bench: Bench) -> None:
@@ -199,9 +199,7 @@ def test_lowest_utility_leaves_first_and_rejected_ones_take_no_room(bench: Bench
     # Utilities: -1 * 4/8, +1 * 4/8, 0 (unknown), +0.5 * 4/8: the negative and the unknown one leave.
     assert [(removal.id, removal.utility) for removal in report.removals] == [(ids[0], -0.5), (ids[2], 0.0)]
     assert bench.statuses(3) == ["retired", "candidate", "retired", "candidate", "rejected"]
-    assert bench.store.item(ids[0]).reason == (
-        "over the limit of 2 principles of w/g; its utility -0.500 was among the lowest"
-    )
+    assert bench.store.item(ids[0]).reason == ("over the limit of 2 principles of w/g; candidate, with utility -0.500")
     assert bench.statuses(1) == ["candidate"]
 
 

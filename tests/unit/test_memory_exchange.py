@@ -236,7 +236,7 @@ trajectories = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(found=st.lists(trajectories, min_size=1, max_size=4), when=texts, outcomes=st.lists(st.floats(0, 1), max_size=5))
 def test_any_memory_comes_back(found: list[Trajectory], when: str, outcomes: list[float]) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from memory.builder_settings import LanguageModelSettings
-from memory.language_model import BudgetSpent, LanguageModel, LanguageModelFault, without_lengths
+from memory.language_model import BudgetSpent, LanguageModel, LanguageModelFault, UnusableAnswer, without_lengths
 from memory.records import MemoryRecordError
 from tests.scripted_server import Reply, ScriptedServer, script
 
@@ -92,7 +92,6 @@ def test_answer_is_validated_counted_and_cached(case: Any) -> None:
         (Reply(raw="<html>gateway</html>", status=502), "HTTP 502", None),
         (Reply(raw="<html>hello</html>"), "no answer in HTTP 200", None),
         (Reply(raw='{"choices": []}'), "no answer in HTTP 200", None),
-        (Reply(None), "no answer in HTTP 200", None),
         (Reply(raw="[" * 100000), "no answer in HTTP 200", None),
         (Reply(hang_up=True), "RemoteProtocolError", None),
         (Reply("late", delay_s=3.0), "ReadTimeout", None),
@@ -108,6 +107,26 @@ def test_what_passes_is_tried_again(case: Any, bad: Reply, kind: str, wait: floa
         assert 0.25 <= one.waits[0] <= 0.5
     else:
         assert one.waits == [wait]
+
+
+def test_an_answer_without_a_text_is_paid_and_asked_again(case: Any) -> None:
+    """So a model answers that refuses, or that spent all its tokens on thinking."""
+    one = case(script(Reply(None), GOOD))
+    assert one.model.structured(ASKED, Thing).name == "a"
+    assert (one.model.spend.calls, dict(one.model.spend.retried), dict(one.model.spend.unusable)) == (
+        2,
+        {},
+        {"not JSON": 1},
+    )
+
+
+def test_unusable_answers_are_not_kept_where_another_sample_may_be_better(case: Any) -> None:
+    for temperature, calls in ((0.7, 4), (0.0, 2)):
+        one = case(script(*[Reply("no")] * 4), temperature=temperature, reasks=1)
+        for _ in range(2):
+            with pytest.raises(UnusableAnswer):
+                one.model.structured(ASKED, Thing)
+        assert one.model.spend.calls == calls
 
 
 def test_waits_grow_and_end(case: Any) -> None:

@@ -289,7 +289,7 @@ LEAVES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.recursive(LEAVES, _booleans, max_leaves=12), st.recursive(LEAVES, _booleans, max_leaves=4))
 def test_fuzz_whatever_is_let_through_is_understood_by_cel_and_fast(trigger: str, requirement: str) -> None:
     """No reply is a crash, a time-out or a syntax error of CEL, with every list and text of the context at its cap."""
@@ -308,7 +308,7 @@ def test_fuzz_whatever_is_let_through_is_understood_by_cel_and_fast(trigger: str
     assert milliseconds < 30, (compiled.source, compiled.cost, milliseconds)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(st.sampled_from("()[]{}\\^$*+?|.-,&~ad0159wDsb é"), max_size=12))
 def test_fuzz_patterns_that_are_let_through_are_patterns_of_cel_too(pattern: str) -> None:
     quoted = pattern.replace("\\", "\\\\")

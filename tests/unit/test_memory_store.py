@@ -61,10 +61,11 @@ def test_the_ledger_adds_up(store: Store) -> None:
         LedgerEntry(id, "e2", 0.5, retrieved=1, instantiated=1),
         LedgerEntry(id, "e3", 0.25, retrieved=1, suppressed=1),
         LedgerEntry(id, "e4", None, retrieved=1, instantiated=1),
+        LedgerEntry(id, "e6", 0.75),  # of a control
     ]
     expected = Ledger(
         retrieved=4, instantiated=3, suppressed=1, followed=3, violated=1,
-        episodes_with=2, outcome_with=0.75, episodes_without=1, outcome_without=0.25,
+        episodes_with=2, outcome_with=0.75, episodes_without=1, outcome_without=0.75,
     )  # fmt: skip
     store.credit(entries)
     assert store.ledger(id) == expected

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ from memory.records import EpisodeItem, Evidence, Link, PrincipleItem, Procedure
 from memory.settings import ValidationSettings
 from memory.store import Ledger, LedgerEntry, Store
 from memory.validation import (
+    Arm,
     Contender,
     Result,
-    Scores,
     Trial,
     contenders,
     judge_validation,
@@ -94,10 +95,11 @@ class Coin:
         self._base = dict(zip(sorted({*NAMES, *TASKS}), self._generator.uniform(0.1, 0.7, 100), strict=False))
         self.played = 0
 
-    async def run(self, principle: PrincipleItem | None, tasks: Sequence[str], samples: int) -> Scores:
+    async def run(self, principle: PrincipleItem | None, tasks: Sequence[str], samples: int) -> Arm:
         gain = self._effects[principle.condition] if principle else 0.0
         self.played += samples * len(tasks)
-        return {task: self._generator.binomial(1, self._base[task] + gain, samples).tolist() for task in tasks}
+        scores = {task: self._generator.binomial(1, self._base[task] + gain, samples).tolist() for task in tasks}
+        return Arm(scores, float(principle is not None))
 
 
 def test_the_control_is_played_once_for_all() -> None:
@@ -147,6 +149,29 @@ def test_decisions() -> None:
     assert little_verdict.effect.low < 0 < little_verdict.effect.high
     assert little_verdict.reason.startswith("difference +0.025 (")
     assert helps_verdict.record()["p_holm"] == helps_verdict.p_holm
+
+
+def test_what_was_hardly_ever_shown_was_not_tried_and_corrects_nobody() -> None:
+    shown = result("shown", [0.5, 0.4, 0.3, 0.5] * 4)
+    hidden = [replace(result(f"h{i}", [0.1, -0.2] * 8), shown=0.49) for i in range(30)]
+    verdicts = {verdict.id: verdict for verdict in judge_validation([shown, *hidden], settings())}
+    assert verdicts["h0"].decision == "untested"
+    assert verdicts["h0"].tried == 0
+    assert verdicts["h0"].reason.endswith("it was shown in 49% of the episodes only, which tells nothing")
+    assert verdicts["shown"].p_holm == verdicts["shown"].effect.p
+
+
+def test_an_arm_that_fails_stops_the_others() -> None:
+    class Broken(Coin):
+        async def run(self, principle: PrincipleItem | None, tasks: Sequence[str], samples: int) -> Arm:
+            if principle is None:
+                raise RuntimeError("the model is gone")
+            await asyncio.sleep(60)
+            raise AssertionError("went on")
+
+    plan = plan_validation([contender("a"), contender("b")], TASKS, settings(), 1)
+    with pytest.raises(RuntimeError, match="the model is gone"):
+        asyncio.run(run_validation(plan, Broken({})))
 
 
 def test_holm_over_what_is_tried_at_once() -> None:
@@ -259,7 +284,10 @@ def test_from_the_store_and_back(store: Store) -> None:
     store.credit(
         [LedgerEntry(helps, f"run:r/{i}", outcome=float(i % 2 == 0 and i > 60), instantiated=i % 2) for i in range(100)]
     )
-    store.credit([LedgerEntry(helps, f"run:s/{i}", outcome=1.0, suppressed=1, retrieved=1) for i in range(40)])
+    store.credit([LedgerEntry(helps, f"run:s/{i}", outcome=1.0) for i in range(40)])
+    # Where it was suppressed it did not apply: no comparison.
+    store.credit([LedgerEntry(helps, f"run:t/{i}", outcome=1.0, suppressed=1, retrieved=1) for i in range(40)])
+    assert store.item(helps).ledger.episodes_without == 90
     assert store.item(helps).ledger.episodes_with == 50
     [(retired, reason)] = retire_by_ledger(store, "w", "g", settings(), 4)
     assert retired == helps

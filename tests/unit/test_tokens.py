@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -59,7 +59,6 @@ def test_decode_leaves_special_tokens_out(codec: TokenCodec) -> None:
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|unk|>", "<|im_", "end|>", "\n", " ", "\x04", "é", "\U0010ffff"]
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.text(), st.sampled_from(SPECIALS))).map("".join))
 def test_no_text_yields_a_special_token_and_all_text_comes_back(text: str) -> None:
     codec = _CODEC
@@ -71,7 +70,6 @@ def test_no_text_yields_a_special_token_and_all_text_comes_back(text: str) -> No
 _CODEC = TokenCodec(tiny_tokenizer())
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"])), min_size=2, max_size=8))
 def test_ids_equal_the_template_on_the_whole_conversation(texts: list[str]) -> None:
     system, *turns = texts

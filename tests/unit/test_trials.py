@@ -16,7 +16,7 @@ from memory.records import PrincipleItem
 from memory.settings import MemorySettings
 from memory.store import Store
 from memory.usage import Instantiation, MemoryUse
-from memory.validation import Contender, Plan, Trial
+from memory.validation import Arm, Contender, Plan, Trial
 from tests.vault import PRINCIPLE, hierarchy, trajectory
 from train.agent import Job
 from train.trajectory import Episode
@@ -87,15 +87,19 @@ class Player:
         )
 
 
-def run(store: Store, scores: dict[str, float | None]) -> tuple[Player, list[dict[str, Sequence[float]]]]:
+def run(store: Store, scores: dict[str, float | None]) -> tuple[Player, list[Arm]]:
     player = Player(store, scores)
+    before = store.item(PRINCIPLE.id).ledger
     trials = Trials(store, PLAN, TASKS, player.memory, player.play, round=3, run="night")
 
-    async def main() -> list[dict[str, Sequence[float]]]:
+    async def main() -> list[Arm]:
         arms: list[PrincipleItem | None] = [None, PRINCIPLE]
-        return [dict(found) for found in await asyncio.gather(*(trials.run(arm, ["b", "a"], 2) for arm in arms))]
+        return await asyncio.gather(*(trials.run(arm, ["b", "a"], 2) for arm in arms))
 
-    return player, asyncio.run(main())
+    arms = asyncio.run(main())
+    assert store.item(PRINCIPLE.id).ledger == before, "every arm sees the same memory"
+    trials.credit()
+    return player, arms
 
 
 SCORES: dict[str, float | None] = {"0000-0": 1.0, "0000-1": -0.5, "0001-0": 0.25, "0001-1": None}
@@ -103,7 +107,8 @@ SCORES: dict[str, float | None] = {"0000-0": 1.0, "0000-1": -0.5, "0001-0": 0.25
 
 def test_each_task_has_its_samples_and_a_fault_counts_as_nothing(store: Store) -> None:
     player, (control, treated) = run(store, SCORES)
-    assert control == treated == {"a": [1.0, 0.0], "b": [0.25, 0.0]}
+    assert control == Arm({"a": [1.0, 0.0], "b": [0.25, 0.0]}, shown=0.0)
+    assert treated == Arm({"a": [1.0, 0.0], "b": [0.25, 0.0]}, shown=1.0)
     assert player.arms == [((PRINCIPLE.id,), ""), ((PRINCIPLE.id,), PRINCIPLE.id)]
     assert [(job.id, job.task.id, job.seed) for job in player.jobs[:3]] == [
         ("validate-3-control/0000-0", "a", 0),
