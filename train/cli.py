@@ -57,8 +57,9 @@ def train(
         follow(settings)
         return
 
-    from train.preflight import check_engine, hold_folder, prepare_run, task_sets
+    from train.preflight import check_engine, hold_folder, keep_to_one_gpu, prepare_run, task_sets
 
+    keep_to_one_gpu(os.environ)
     check_engine(settings)
     sets = task_sets(settings)
     folder = prepare_run(settings, resume=resume)

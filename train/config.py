@@ -54,6 +54,9 @@ class ModelConfig(Section):
     urls: list[str] = []
     max_batch: Positive = 16
     """In-process engine: conversations that generate at the same time (each holds a key-value cache)."""
+    gradient_checkpointing: bool = False
+    """Training keeps only each layer's input and computes the rest again in the backward pass: rows of many thousand
+    tokens then fit on a GPU, at about a third more time. It changes no gradient."""
 
     @model_validator(mode="after")
     def _urls_match_engine(self) -> ModelConfig:

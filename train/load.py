@@ -104,6 +104,8 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
     model.generation_config = GenerationConfig.from_dict(
         {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     )
+    if config.gradient_checkpointing:  # while the model is in training mode
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     torch.nn.Module.to(model, default_device())
     return model, tokenizer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ def check_engine(config: Config) -> None:
             f"model.engine: 'hf' cannot generate with weights that are sharded over processes ({sharded[0]}=true); "
             "set model.engine to vllm or server"
         )
+
+
+def keep_to_one_gpu(environment: MutableMapping[str, str]) -> None:
+    """Without a launcher a process trains on the first GPU that it sees: TRL would copy the model to each, and refuses.
+
+    To be called before torch is imported. The run's own server has its devices from ``vllm.devices``.
+    """
+    if "LOCAL_RANK" not in environment:
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "0")
+        environment["CUDA_VISIBLE_DEVICES"] = visible.partition(",")[0]
 
 
 def task_sets(config: Config) -> dict[str, list[Task]]:

@@ -334,6 +334,24 @@ def test_kl_to_the_base_holds_the_policy_back(tmp_path: Path) -> None:
     assert drift(10.0) < 0.5 * drift(0.0)
 
 
+def test_gradient_checkpointing_computes_layers_again_and_changes_no_gradient(tmp_path: Path) -> None:
+    figures, passes = [], []
+    for checkpointing in (False, True):
+        model = tiny_base()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        calls: list[int] = []
+        model.model.layers[0].self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        trainer = trainer_of(tmp_path, new_adapter(model, LoraConfig(rank=8, alpha=16), 0))
+        batch = make_batch(groups_of(trainer.model), trainer.settings, 10)
+        calls.clear()
+        metrics = trainer.update(batch)
+        figures.append([metrics[name] for name in ("loss", "grad_norm", "entropy")])
+        passes.append(len(calls))
+    assert figures[1] == pytest.approx(figures[0], rel=1e-5)
+    assert passes[1] > passes[0]
+
+
 def test_the_learning_rate_is_that_of_the_update(tmp_path: Path) -> None:
     """Adam's first step moves a weight by the learning rate, whatever its gradient."""
     moved = {}

@@ -8,7 +8,7 @@ import pytest
 from envs.base import Task
 from train.config import Config, ConfigError, config_from, load_config
 from train.curriculum import iteration_tasks
-from train.preflight import JOURNAL, Journal, check_engine, hold_folder, prepare_run, task_sets
+from train.preflight import JOURNAL, Journal, check_engine, hold_folder, keep_to_one_gpu, prepare_run, task_sets
 
 pytestmark = pytest.mark.unit
 
@@ -115,6 +115,20 @@ def test_sharded_weights_cannot_generate_in_process(
     check_engine(config(tmp_path, "model.engine=server", "model.urls=[http://localhost:1]"))
     monkeypatch.setenv(variable, "false")
     check_engine(config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, {"CUDA_VISIBLE_DEVICES": "0"}),
+        ({"CUDA_VISIBLE_DEVICES": "2,3"}, {"CUDA_VISIBLE_DEVICES": "2"}),
+        ({"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": ""}),
+        ({"LOCAL_RANK": "0"}, {"LOCAL_RANK": "0"}),
+    ],
+)
+def test_a_process_without_a_launcher_keeps_to_one_gpu(given: dict[str, str], kept: dict[str, str]) -> None:
+    keep_to_one_gpu(given)
+    assert given == kept
 
 
 def test_a_journal_knows_what_a_phase_left(tmp_path: Path) -> None:
