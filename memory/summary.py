@@ -1,0 +1,240 @@
+"""An episode condensed into a state, deterministically and for any text world; and actions with roles for names.
+
+Nothing here knows a world, a verb or a kind of task. What is a name is learnt: :class:`Words` hold the action grammar
+and the kinds of things that actions name. A summary tells the task, what is at hand where the agent is, what was done
+with the things that the task names, where else such things were seen, and how the last action ended.
+
+Names are replaced by their role, so that what was learnt with one thing holds for another:
+
+    Z, Y, X      a thing of the kind that the task names last, last but one, …; ``used``: it was acted on before
+    here         the fixture (named in the first observation) that the last successful action was on
+    a place with Y, a new drawer, a used drawer      other fixtures: what was seen there, or else their kind
+    something    any other thing
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from memory.grammar import ActionGrammar, fill, kind
+from memory.records import Record, Trajectory
+
+StateKey = Literal["state", "scene", "task"]
+
+_LETTERS = "ZYXWVUTS"
+_DONE = 3
+"""Action forms that are told of a thing: the last ones."""
+_NUMBERED = r"[^\W\d_]+ \d+"
+"""A word and a number is a name, whether it was learnt or not."""
+
+
+class Words(Record):
+    """What the summariser knows of a world's language. ``kinds``: of the things that actions name, sorted."""
+
+    grammar: ActionGrammar = ActionGrammar()
+    kinds: tuple[str, ...] = ()
+
+    @classmethod
+    def learn(cls, trajectories: Iterable[Trajectory]) -> Words:
+        """From the actions that were played, and those that could have been, where they were recorded."""
+        actions: list[str] = []
+        offered: set[str] = set()
+        texts: set[str] = set()
+        for trajectory in trajectories:
+            texts.add(trajectory.goal)
+            for step in trajectory.steps:
+                texts |= {step.observation, step.result}
+                actions += [step.action] if step.action else []
+                offered.update(step.admissible or ())
+        grammar = ActionGrammar.fit([*actions, *sorted(offered)], texts)
+        named = {kind(name) for action in {*actions, *offered} for name in grammar.parse(action)[1]}
+        return cls(grammar=grammar, kinds=tuple(sorted(named)))
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Finds the names in a text, longest kind first, with the number behind it."""
+        kinds = "|".join(re.escape(name) for name in sorted(self.kinds, key=lambda name: (-len(name), name)))
+        return re.compile(rf"(?<!\w)(?:(?:{kinds})(?: \d+)?|{_NUMBERED})(?!\w)" if kinds else rf"(?<!\w){_NUMBERED}")
+
+    def names_in(self, text: str) -> list[str]:
+        """The names in ``text`` in the order of their first mention."""
+        return list(dict.fromkeys(self.pattern.findall(text)))
+
+
+@dataclass
+class Tracker:
+    """What one episode has shown so far.
+
+    Args:
+        goal, observation: how it began.
+        key: what a state is made of (see :class:`memory.samem_settings.SamemSettings`).
+    """
+
+    words: Words
+    goal: str
+    observation: str
+    key: StateKey = "state"
+    _used: set[str] = field(default_factory=set)
+    _at: dict[str, str] = field(default_factory=dict)
+    """Of a thing the fixture where it was last seen."""
+    _done: dict[str, list[str]] = field(default_factory=dict)
+    """Of a thing that the task names the forms of the actions on it, the last ones, each once."""
+    _focus: dict[str, str] = field(default_factory=dict)
+    """Of a letter the thing that was acted on last."""
+    _here: str = ""
+    _refused: bool = False
+
+    def __post_init__(self) -> None:
+        text = self.observation.replace(self.goal, " ") if self.goal else self.observation
+        self._fixtures = set(self.words.names_in(text))
+        kinds = list(dict.fromkeys(kind(name) for name in self.words.names_in(self.goal)))
+        self._letters = dict(zip(reversed(kinds), _LETTERS, strict=False))
+        self._task = self.goal.rstrip(". ")
+        for name, letter in self._letters.items():
+            self._task = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", letter, self._task)
+
+    def played(self, action: str | None, result: str, valid: bool | None) -> None:
+        """Tell what was played (None: nothing that is an action) and what the world answered."""
+        self._refused = valid is False or action is None
+        if action is None or self._refused:
+            return
+        template, names = self.words.grammar.parse(action)
+        before = self._here
+        for name in names:
+            if name in self._fixtures:
+                self._here = name
+        seen = [name for name in self.words.names_in(result) if name not in self._fixtures and name not in names]
+        place = self._here
+        if seen and place:
+            for name in [name for name, where in self._at.items() if where == place and name not in seen]:
+                del self._at[name]
+            self._at.update(dict.fromkeys(seen, place))
+        on_fixture = any(name in self._fixtures for name in names)
+        for name in names:
+            if name not in self._fixtures:
+                self._note(name, self._form(template, names, name))
+                if on_fixture:
+                    self._at.pop(name, None)  # it changed place
+        self._used.update(names)
+        if before != self._here:
+            self._used.add(self._here)
+
+    def lift(self, action: str) -> str:
+        """``action`` with the roles of its names."""
+        template, names = self.words.grammar.parse(action)
+        return fill(template, [self.role(name) for name in names]) if names else action
+
+    def role(self, name: str) -> str:
+        """What ``name`` is in this episode now (see the module)."""
+        if name == self._here:
+            return "here"
+        letter = self._letters.get(kind(name), "")
+        if name not in self._fixtures:
+            return f"{'used ' if name in self._used else ''}{letter}" if letter else "something"
+        holds = self._holds(name)
+        if holds:
+            return f"{letter or 'a place'} with {holds}"
+        return f"a {'used' if name in self._used else 'new'} {letter or kind(name)}"
+
+    def summary(self, admissible: Sequence[str] | None = None) -> str:
+        """The state as text.
+
+        Args:
+            admissible: what the world would accept now, where that is known: what can be done here then stands for the
+                place. Else the place is told by its kind.
+        """
+        task = f"Task: {self._task}"
+        if self.key == "task":
+            return task
+        parts = [task]
+        letter = self._letters.get(kind(self._here), "")
+        if admissible is None:
+            parts.append(f"Place: {letter or (kind(self._here) if self._here else 'start')}")
+        elif letter:
+            parts.append(f"Place: {letter}")
+        holds = self._holds(self._here) if self._here else ""
+        if holds:
+            parts.append(f"Here: {holds}")
+        if admissible is not None:
+            parts.append(f"Can: {', '.join(self._at_hand(admissible)) or 'nothing'}")
+        if self.key == "scene":
+            return ". ".join(parts)
+        for name, sign in sorted(self._letters.items(), key=lambda item: item[1]):
+            thing = self._focus.get(sign)
+            if thing is not None:
+                others = sum(1 for other in self._done if kind(other) == name) - 1
+                number = f" (number {others + 1})" if others else ""
+                parts.append(f"Done with {sign}{number}: {', '.join(self._done[thing])}")
+        elsewhere = sorted(
+            {role for name, where in self._at.items() if where != self._here if (role := self._goal_role(name))}
+        )
+        if elsewhere:
+            parts.append(f"Elsewhere: {', '.join(elsewhere)}")
+        if self._refused:
+            parts.append("Last action refused")
+        return ". ".join(parts)
+
+    def _at_hand(self, admissible: Sequence[str]) -> list[str]:
+        """The lifted actions that involve nothing but what is here and what the task names."""
+        found = set()
+        for action in admissible:
+            template, names = self.words.grammar.parse(action)
+            if names and all(
+                name == self._here or (name not in self._fixtures and kind(name) in self._letters) for name in names
+            ):
+                found.add(fill(template, [self.role(name) for name in names]))
+        return sorted(found)
+
+    def _holds(self, place: str) -> str:
+        """The things that the task names which were seen at ``place``."""
+        return " and ".join(
+            sorted({role for name, where in self._at.items() if where == place if (role := self._goal_role(name))})
+        )
+
+    def _goal_role(self, name: str) -> str:
+        letter = self._letters.get(kind(name), "")
+        return f"{'used ' if name in self._used else ''}{letter}" if letter else ""
+
+    def _form(self, template: str, names: Sequence[str], thing: str) -> str:
+        """The action as seen by ``thing``: other things by letter, or not told apart."""
+        own = self._letters.get(kind(thing), "")
+        return fill(template, [own if name == thing else self._letters.get(kind(name), "something") for name in names])
+
+    def _note(self, thing: str, form: str) -> None:
+        letter = self._letters.get(kind(thing))
+        if letter is None:
+            return
+        done = [other for other in self._done.get(thing, []) if other != form]
+        self._done[thing] = [*done, form][-_DONE:]
+        self._focus[letter] = thing
+
+
+@dataclass(frozen=True)
+class Condensed:
+    """Of each step of a trajectory: the state, the action with roles for names, and so the actions at hand."""
+
+    states: tuple[str, ...]
+    lifted: tuple[str, ...]
+    options: tuple[tuple[str, ...], ...]
+
+
+def condense(trajectory: Trajectory, words: Words, key: StateKey, *, lift: bool) -> Condensed:
+    """Go through a trajectory as an agent did.
+
+    Args:
+        lift: give actions and options with roles for names; else as they are.
+    """
+    first = trajectory.steps[0].observation if trajectory.steps else ""
+    tracker = Tracker(words, trajectory.goal, first, key)
+    states, lifted, options = [], [], []
+    for step in trajectory.steps:
+        states.append(tracker.summary(step.admissible))
+        change = tracker.lift if lift else str
+        lifted.append(change(step.action) if step.action else "")
+        options.append(tuple(dict.fromkeys(change(action) for action in step.admissible or ())))
+        tracker.played(step.action, step.result, step.valid)
+    return Condensed(tuple(states), tuple(lifted), tuple(options))
