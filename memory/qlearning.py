@@ -40,24 +40,31 @@ def epsilon_at(episode: int, start: float, end: float, over: int) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A thought that can be chosen. ``visits``: how often its value was updated."""
+    """A thought that can be chosen. ``visits``: how often its value was updated; ``elsewhere``: the mean value of the
+    same words in all states, where that shall count."""
 
     text: str
     value: float
     visits: int
+    elsewhere: float = 0.0
 
 
-def best_tried(candidates: Sequence[Candidate], *, positive_only: bool = False) -> int | None:
+def untried_value(initial: float, trials: int, led_on: int) -> float:
+    """Of a thought that was never tried in a state, when in all states ``led_on`` of ``trials`` of the same words led
+    on: the initial value times Laplace's estimate with one trial that did, so that unknown words get all of it."""
+    return initial * (led_on + 1) / (trials + 1)
+
+
+def best_tried(candidates: Sequence[Candidate], above: float = -math.inf) -> int | None:
     """The place of the thought to exploit, without exploration; None: nothing to go by.
 
     Never-tried thoughts do not count: their value is no experience. Of equal values (to nine decimals) the most tried
     one is taken, then the first in alphabetical order.
+
+    Args:
+        above: only thoughts of a higher value count.
     """
-    tried = [
-        place
-        for place, candidate in enumerate(candidates)
-        if candidate.visits > 0 and (candidate.value > 0 or not positive_only)
-    ]
+    tried = [place for place, candidate in enumerate(candidates) if candidate.visits > 0 and candidate.value > above]
 
     def rank(place: int) -> tuple[float, int, str]:
         candidate = candidates[place]
@@ -70,16 +77,16 @@ def best_in_training(candidates: Sequence[Candidate], bonus: float, random: Rand
     """The place of the thought to exploit in training; None: there is none.
 
     Never-tried thoughts count with their initial value, and each value gets ``bonus`` / sqrt(visits + 1) (MBIE-EB,
-    Strehl and Littman 2008). Equal scores (to nine decimals) go to the least tried, then to chance: a fixed order would
-    leave the values of all others as they are for ever.
+    Strehl and Littman 2008). Equal scores (to nine decimals) go to the least tried, then to what is worth most
+    elsewhere, then to chance: a fixed order would leave the values of all others as they are for ever.
     """
     if not candidates:
         return None
 
-    def rank(place: int) -> tuple[float, int]:
+    def rank(place: int) -> tuple[float, int, float]:
         candidate = candidates[place]
         score = candidate.value + bonus / math.sqrt(candidate.visits + 1)
-        return -round(score, 9), candidate.visits
+        return -round(score, 9), candidate.visits, -round(candidate.elsewhere, 9)
 
     lowest = min(map(rank, range(len(candidates))))
     return random.choice([place for place in range(len(candidates)) if rank(place) == lowest])

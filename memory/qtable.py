@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
 
@@ -21,7 +21,7 @@ from memory.clusters import Clusters
 from memory.embedding import Embedder, Vectors
 from memory.experience import Experience, Visit
 from memory.forgetting import Judge, Trial, Verdict
-from memory.qlearning import Candidate, q_target, q_update, step_size
+from memory.qlearning import Candidate, q_target, q_update, step_size, untried_value
 from memory.samem_settings import SamemSettings
 
 
@@ -46,6 +46,15 @@ class Update:
     target: float
     before: float
     after: float
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What the same words did in all states. ``value``: the mean of their values."""
+
+    trials: int
+    led_on: int
+    value: float
 
 
 @dataclass
@@ -94,6 +103,8 @@ class QTable:
         self.episodes = 0
         self.barriers = 0
         self.thoughts_of: list[list[int]] = []
+        self.elsewhere: dict[str, Elsewhere] = {}
+        """As of the last barrier, by the words of a thought; empty without ``transfer``."""
         self._embedder = embedder
         self._judge = judge
         self._clusters = Clusters(settings.threshold)
@@ -132,6 +143,7 @@ class QTable:
         self._forget({self.state_of[thought] for thought in barrier.touched}, barrier)
         self.episodes += len(episodes)
         self.barriers += 1
+        self.elsewhere = self._compare()
         barrier.states, barrier.thoughts = len(self.states), len(self.thoughts)
         barrier.snapshot = self.snapshot().id
         return barrier
@@ -179,11 +191,33 @@ class QTable:
         if not options:
             own = [self.values[thought] for thought in self.thoughts_of[state] if thought not in self.forgotten]
             return max(own, default=initial)
-        found = [self.find_thought(state, option) for option in dict.fromkeys(options)]
+        found = {option: self.find_thought(state, option) for option in options}
         values = [
-            initial if thought is None else self.values[thought] for thought in found if thought not in self.forgotten
+            self._untried(option) if thought is None or not self.visits[thought] else self.values[thought]
+            for option, thought in found.items()
+            if thought not in self.forgotten
         ]
         return max(values, default=initial)
+
+    def _untried(self, text: str) -> float:
+        known = self.elsewhere.get(text)
+        return untried_value(self.settings.initial, known.trials, known.led_on) if known else self.settings.initial
+
+    def _compare(self) -> dict[str, Elsewhere]:
+        if not self.settings.transfer:
+            return {}
+        of: dict[str, list[int]] = {}
+        for thought, founder in enumerate(self.thoughts):
+            if thought not in self.forgotten:
+                of.setdefault(founder.text, []).append(thought)
+        return {
+            text: Elsewhere(
+                sum(self.trials[thought] for thought in thoughts),
+                sum(self.led_on[thought] for thought in thoughts),
+                sum(self.values[thought] for thought in thoughts) / len(thoughts),
+            )
+            for text, thoughts in of.items()
+        }
 
     def _forget(self, states: set[int], barrier: Barrier) -> None:
         if self._judge is None:
@@ -303,6 +337,11 @@ class QTable:
         if forgotten:
             self.forgotten.add(len(self.thoughts) - 1)
 
+    def resume(self, episodes: int, barriers: int) -> None:
+        """All states and thoughts are restored: go on after so many episodes and barriers."""
+        self.episodes, self.barriers = episodes, barriers
+        self.elsewhere = self._compare()
+
     def state_vector(self, state: int) -> Vectors:
         """The founder's vector, shape (d,)."""
         return self._state_vectors[state]
@@ -313,9 +352,8 @@ class QTable:
 
     def snapshot(self) -> Snapshot:
         """The table as it is now; what is learnt later does not change it."""
-        return Snapshot(
-            self, len(self.states), tuple(self.values), tuple(self.visits), frozenset(self.forgotten), self.episodes
-        )
+        values, visits, forgotten = tuple(self.values), tuple(self.visits), frozenset(self.forgotten)
+        return Snapshot(self, len(self.states), values, visits, forgotten, self.elsewhere, self.episodes)
 
 
 @dataclass(frozen=True)
@@ -327,6 +365,7 @@ class Snapshot:
     values: tuple[float, ...]
     visits: tuple[int, ...]
     forgotten: frozenset[int]
+    elsewhere: dict[str, Elsewhere]
     episodes: int
 
     @cached_property
@@ -352,7 +391,6 @@ class Snapshot:
             state: None: an unknown one, in which nothing was tried.
             options: the thoughts at hand; None: any that is known in this state.
         """
-        initial = self.table.settings.initial
         if options is None:
             own = [] if state is None else self.table.thoughts_of[state]
             known = [thought for thought in own if thought < len(self.values) and thought not in self.forgotten]
@@ -361,13 +399,20 @@ class Snapshot:
         for option in dict.fromkeys(options):
             thought = None if state is None else self.table.find_thought(state, option, len(self.values))
             if thought is None:
-                found.append(Candidate(option, initial, 0))
+                found.append(self._untried(option))
             elif thought not in self.forgotten:
                 found.append(self._candidate(thought, option))
         return found
 
     def _candidate(self, thought: int, text: str) -> Candidate:
         return Candidate(text, self.values[thought], self.visits[thought])
+
+    def _untried(self, text: str) -> Candidate:
+        initial = self.table.settings.initial
+        known = self.elsewhere.get(text)
+        if known is None:
+            return Candidate(text, initial, 0)
+        return Candidate(text, untried_value(initial, known.trials, known.led_on), 0, known.value)
 
     def shuffled(self, seed: int) -> Snapshot:
         """The control: the same states and thoughts, with the values of all tried thoughts permuted at random."""
@@ -377,7 +422,7 @@ class Snapshot:
         values = list(self.values)
         for to, of in zip(tried, order, strict=True):
             values[to] = self.values[of]
-        return Snapshot(self.table, self.states, tuple(values), self.visits, self.forgotten, self.episodes)
+        return replace(self, values=tuple(values))
 
 
 def embed_distinct(embedder: Embedder, texts: Sequence[str]) -> Vectors:

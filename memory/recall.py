@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from random import Random
 
@@ -20,7 +21,8 @@ class StateGuide:
     Args:
         key: of the episode: with the seed it fixes every random choice.
         epsilon: chance of a free choice instead of a recalled thought; 0 in tests.
-        training: never-tried thoughts and the optimistic bonus count (see :mod:`memory.qlearning`).
+        training: never-tried thoughts and the optimistic bonus count (see :mod:`memory.qlearning`); a positive value is
+            not asked for.
     """
 
     def __init__(
@@ -31,6 +33,8 @@ class StateGuide:
         self._epsilon = epsilon
         self._training = training
         self._random = Random(key)
+        self._asked: int | str = ""
+        self._tired: set[tuple[int | str, str]] = set()
 
     def recall(self, summary: str, options: Sequence[str] | None = None) -> Recall:
         """The thought for a state; "" where there is none to go by, or where the agent shall think for itself.
@@ -39,6 +43,7 @@ class StateGuide:
             options: the thoughts that can be had now; None: any that the state knows.
         """
         state, similarity = self._snapshot.find_state(summary)
+        self._asked = summary if state is None else state
         explores = self._random.random() < self._epsilon
         found = Recall(
             snapshot=self._snapshot.id,
@@ -49,17 +54,25 @@ class StateGuide:
         )
         if explores:
             return found
-        candidates = self._snapshot.candidates(state, options)
+        candidates = [
+            candidate
+            for candidate in self._snapshot.candidates(state, options)
+            if (self._asked, candidate.text) not in self._tired
+        ]
         if self._training:
             place = best_in_training(candidates, self._settings.bonus, self._random)
         else:
-            place = best_tried(candidates, positive_only=self._settings.positive_only)
+            above = self._settings.initial if self._settings.positive_only else -math.inf
+            place = best_tried(candidates, above)
         if place is None:
             return found
         chosen = candidates[place]
-        if self._settings.positive_only and chosen.value <= 0:
-            return found
         return found.model_copy(update={"thought": chosen.text, "value": chosen.value, "visits": chosen.visits})
+
+    def repeated(self, thought: str) -> None:
+        """Tell that ``thought``, in the state that was last asked about, brought an answer seen before."""
+        if self._settings.no_repeats:
+            self._tired.add((self._asked, thought))
 
     def followed(self, recall: Recall, thought: str) -> Recall:
         """``recall`` with whether the agent's thought was the recalled one, or of one cluster with it."""

@@ -41,6 +41,9 @@ class SamemSettings(Settings):
     initial: float = 0.0
     """Value of a thought that was never tried. Above what can be earned (optimistic), it makes an agent try
     everything."""
+    transfer: bool = False
+    """Never-tried thoughts are worth ``initial`` times (led on + 1) / (trials + 1) of the same words in all states, and
+    ties between them go to the words of the highest mean value: what never changed a state elsewhere is tried last."""
     n_step: Count = 1
     """Rewards that are summed before the best next value is taken."""
     sweeps: Count = 1
@@ -57,7 +60,12 @@ class SamemSettings(Settings):
     recall: Literal["replace", "hint"] = "replace"
     """``replace``: the recalled thought takes the place of the agent's own. ``hint``: it is shown, the agent thinks."""
     positive_only: bool = False
-    """Recall only thoughts of positive value."""
+    """Recall only thoughts of a value above ``initial`` (of positive value, where that is 0): where nothing good is
+    known, the agent thinks for itself."""
+
+    no_repeats: bool = False
+    """A thought that brought an answer which the episode had seen before is not recalled again in that state until the
+    episode ends. Values only change at barriers: without this, an agent that follows them may go round in a circle."""
 
     forget_above: Count = 5
     """Once more than so many thoughts of a state have values other than zero, the lowest one is judged."""

@@ -91,7 +91,7 @@ def load_table(
         of = schema.verdicts.c
         for found in connection.execute(select(schema.verdicts).where(of.qtable == kept.key).order_by(of.seq)):
             table.judged[found.thought] = _verdict(found)
-    table.episodes, table.barriers = kept.episodes, kept.barriers
+    table.resume(kept.episodes, kept.barriers)
     return table, kept.words
 
 

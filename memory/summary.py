@@ -1,46 +1,52 @@
 """An episode condensed into a state, deterministically and for any text world; and actions with roles for names.
 
-Nothing here knows a world, a verb or a kind of task. What is a name is learnt: :class:`Words` hold the action grammar
-and the kinds of things that actions name. A summary tells the task, what is at hand where the agent is, what was done
+Nothing here knows a world, a verb or a kind of task. What is a name is learnt: :class:`Words` hold the
+kinds of things that actions name. A summary tells the task, what is at hand where the agent is, what was done
 with the things that the task names, where else such things were seen, and how the last action ended.
 
 Names are replaced by their role, so that what was learnt with one thing holds for another:
 
     Z, Y, X      a thing of the kind that the task names last, last but one, …; ``used``: it was acted on before
     here         the fixture (named in the first observation) that the last successful action was on
-    a place with Y, a new drawer, a used drawer      other fixtures: what was seen there, or else their kind
+    a place with Y, a new place, a used place (open it)   other fixtures: what was seen there, or else whether the agent
+                 was there and what can be done with few kinds of fixtures
     something    any other thing
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from memory.grammar import ActionGrammar, fill, kind
+from memory.grammar import ActionGrammar, kind
 from memory.records import Record, Trajectory
 
 StateKey = Literal["state", "scene", "task"]
 
 _LETTERS = "ZYXWVUTS"
-_DONE = 3
-"""Action forms that are told of a thing: the last ones."""
 _NUMBERED = r"[^\W\d_]+ \d+"
 """A word and a number is a name, whether it was learnt or not."""
 
 
 class Words(Record):
-    """What the summariser knows of a world's language. ``kinds``: of the things that actions name, sorted."""
+    """What the summariser knows of a world's language.
 
-    grammar: ActionGrammar = ActionGrammar()
+    ``kinds``: of the things that actions name. ``forms``: what can be done with fixtures, by kind: (fridge, cool
+    something in it). Both are sorted.
+    """
+
     kinds: tuple[str, ...] = ()
+    forms: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def learn(cls, trajectories: Iterable[Trajectory]) -> Words:
-        """From the actions that were played, and those that could have been, where they were recorded."""
+    def learn(cls, trajectories: Sequence[Trajectory]) -> Words:
+        """From the actions that were played, and those that could have been, where they were recorded.
+
+        A name is a word with a number, or what stands in a slot of the actions' grammar.
+        """
         actions: list[str] = []
         offered: set[str] = set()
         texts: set[str] = set()
@@ -51,8 +57,46 @@ class Words(Record):
                 actions += [step.action] if step.action else []
                 offered.update(step.admissible or ())
         grammar = ActionGrammar.fit([*actions, *sorted(offered)], texts)
-        named = {kind(name) for action in {*actions, *offered} for name in grammar.parse(action)[1]}
-        return cls(grammar=grammar, kinds=tuple(sorted(named)))
+        named = {name for action in {*actions, *offered} for name in grammar.parse(action)[1]}
+        named.update(name for action in {*actions, *offered} for name in re.findall(_NUMBERED, action))
+        found = cls(kinds=tuple(sorted({kind(name) for name in named})))
+        forms = set()
+        for trajectory in trajectories:
+            if not trajectory.steps:
+                continue
+            fixtures = found.fixtures(trajectory.steps[0].observation, trajectory.goal)
+            for action in {action for step in trajectory.steps for action in (step.action, *(step.admissible or ()))}:
+                for name in found.names_in(action or ""):
+                    if name in fixtures:
+                        forms.add((kind(name), found.form(action or "", name)))
+        return found.model_copy(update={"forms": tuple(sorted(forms))})
+
+    def joined(self, other: Words) -> Words:
+        """Both vocabularies."""
+        kinds, forms = {*self.kinds, *other.kinds}, {*self.forms, *other.forms}
+        return Words(kinds=tuple(sorted(kinds)), forms=tuple(sorted(forms)))
+
+    def fixtures(self, observation: str, goal: str) -> set[str]:
+        """The names in an episode's first observation, without those in the task's text."""
+        return set(self.names_in(observation.replace(goal, " ") if goal else observation))
+
+    def form(self, action: str, name: str) -> str:
+        """``action`` as seen by ``name``: itself ``it``, others ``something``."""
+        return self.pattern.sub(lambda found: "it" if found[0] == name else "something", action)
+
+    @cached_property
+    def specialities(self) -> dict[str, str]:
+        """Of a kind of fixture the form that the fewest kinds share, if at most half of them do; else ""."""
+        owners: dict[str, set[str]] = {}
+        for name, form in self.forms:
+            owners.setdefault(form, set()).add(name)
+        most = len({name for name, _ in self.forms}) / 2
+        rare: dict[str, str] = {}
+        for form in sorted(owners, key=lambda form: (len(owners[form]), form)):
+            if len(owners[form]) <= most:
+                for name in owners[form]:
+                    rare.setdefault(name, form)
+        return rare
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -82,16 +126,17 @@ class Tracker:
     _at: dict[str, str] = field(default_factory=dict)
     """Of a thing the fixture where it was last seen."""
     _done: dict[str, list[str]] = field(default_factory=dict)
-    """Of a thing that the task names the forms of the actions on it, the last ones, each once."""
+    """Of a thing that the task names the forms of the actions on it, sorted."""
     _focus: dict[str, str] = field(default_factory=dict)
     """Of a letter the thing that was acted on last."""
     _here: str = ""
     _refused: bool = False
 
     def __post_init__(self) -> None:
-        text = self.observation.replace(self.goal, " ") if self.goal else self.observation
-        self._fixtures = set(self.words.names_in(text))
-        kinds = list(dict.fromkeys(kind(name) for name in self.words.names_in(self.goal)))
+        self._fixtures = self.words.fixtures(self.observation, self.goal)
+        own = Words(kinds=tuple(sorted({kind(name) for name in self._fixtures})))
+        # What this world named so far counts as well, so that a task's words are names before anyone acted on them.
+        kinds = list(dict.fromkeys(kind(name) for name in self.words.joined(own).names_in(self.goal)))
         self._letters = dict(zip(reversed(kinds), _LETTERS, strict=False))
         self._task = self.goal.rstrip(". ")
         for name, letter in self._letters.items():
@@ -102,7 +147,7 @@ class Tracker:
         self._refused = valid is False or action is None
         if action is None or self._refused:
             return
-        template, names = self.words.grammar.parse(action)
+        names = self.words.names_in(action)
         before = self._here
         for name in names:
             if name in self._fixtures:
@@ -116,7 +161,7 @@ class Tracker:
         on_fixture = any(name in self._fixtures for name in names)
         for name in names:
             if name not in self._fixtures:
-                self._note(name, self._form(template, names, name))
+                self._note(name, self._form(action))
                 if on_fixture:
                     self._at.pop(name, None)  # it changed place
         self._used.update(names)
@@ -125,8 +170,7 @@ class Tracker:
 
     def lift(self, action: str) -> str:
         """``action`` with the roles of its names."""
-        template, names = self.words.grammar.parse(action)
-        return fill(template, [self.role(name) for name in names]) if names else action
+        return self.words.pattern.sub(lambda found: self.role(found[0]), action)
 
     def role(self, name: str) -> str:
         """What ``name`` is in this episode now (see the module)."""
@@ -138,7 +182,11 @@ class Tracker:
         holds = self._holds(name)
         if holds:
             return f"{letter or 'a place'} with {holds}"
-        return f"a {'used' if name in self._used else 'new'} {letter or kind(name)}"
+        status = "used" if name in self._used else "new"
+        if letter:
+            return f"a {status} {letter}"
+        speciality = self.words.specialities.get(kind(name), "")
+        return f"a {status} place" + (f" ({speciality})" if speciality else "")
 
     def summary(self, admissible: Sequence[str] | None = None) -> str:
         """The state as text.
@@ -156,9 +204,10 @@ class Tracker:
             parts.append(f"Place: {letter or (kind(self._here) if self._here else 'start')}")
         elif letter:
             parts.append(f"Place: {letter}")
-        holds = self._holds(self._here) if self._here else ""
-        if holds:
-            parts.append(f"Here: {holds}")
+        seen = [name for name in self._at if name not in self._used and kind(name) in self._letters]
+        here = sorted({self._letters[kind(name)] for name in seen if self._at[name] == self._here})
+        if here:
+            parts.append(f"Here: {' and '.join(here)}")
         if admissible is not None:
             parts.append(f"Can: {', '.join(self._at_hand(admissible)) or 'nothing'}")
         if self.key == "scene":
@@ -169,9 +218,7 @@ class Tracker:
                 others = sum(1 for other in self._done if kind(other) == name) - 1
                 number = f" (number {others + 1})" if others else ""
                 parts.append(f"Done with {sign}{number}: {', '.join(self._done[thing])}")
-        elsewhere = sorted(
-            {role for name, where in self._at.items() if where != self._here if (role := self._goal_role(name))}
-        )
+        elsewhere = sorted({self._letters[kind(name)] for name in seen if self._at[name] != self._here})
         if elsewhere:
             parts.append(f"Elsewhere: {', '.join(elsewhere)}")
         if self._refused:
@@ -182,11 +229,11 @@ class Tracker:
         """The lifted actions that involve nothing but what is here and what the task names."""
         found = set()
         for action in admissible:
-            template, names = self.words.grammar.parse(action)
+            names = self.words.names_in(action)
             if names and all(
                 name == self._here or (name not in self._fixtures and kind(name) in self._letters) for name in names
             ):
-                found.add(fill(template, [self.role(name) for name in names]))
+                found.add(self.lift(action))
         return sorted(found)
 
     def _holds(self, place: str) -> str:
@@ -199,17 +246,15 @@ class Tracker:
         letter = self._letters.get(kind(name), "")
         return f"{'used ' if name in self._used else ''}{letter}" if letter else ""
 
-    def _form(self, template: str, names: Sequence[str], thing: str) -> str:
-        """The action as seen by ``thing``: other things by letter, or not told apart."""
-        own = self._letters.get(kind(thing), "")
-        return fill(template, [own if name == thing else self._letters.get(kind(name), "something") for name in names])
+    def _form(self, action: str) -> str:
+        """The action with things by letter, others not told apart."""
+        return self.words.pattern.sub(lambda found: self._letters.get(kind(found[0]), "something"), action)
 
     def _note(self, thing: str, form: str) -> None:
         letter = self._letters.get(kind(thing))
         if letter is None:
             return
-        done = [other for other in self._done.get(thing, []) if other != form]
-        self._done[thing] = [*done, form][-_DONE:]
+        self._done[thing] = sorted({*self._done.get(thing, []), form})
         self._focus[letter] = thing
 
 

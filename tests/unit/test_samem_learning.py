@@ -70,7 +70,7 @@ def test_exploiting_without_exploration_takes_the_highest_then_the_most_tried_th
     assert best_tried([Candidate("b", 0.2, 1), Candidate("c", 0.2, 3)]) == 1
     assert best_tried([Candidate("c", 0.2, 3), Candidate("b", 0.2, 3)]) == 1
     assert best_tried([Candidate("b", 0.0, 3), Candidate("c", -1.0, 1)]) == 0
-    assert best_tried([Candidate("b", 0.0, 3), Candidate("c", -1.0, 1)], positive_only=True) is None
+    assert best_tried([Candidate("b", 0.0, 3), Candidate("c", -1.0, 1)], above=0.0) is None
 
 
 def test_in_training_the_least_tried_of_equals_is_taken_and_the_bonus_shrinks_with_visits() -> None:
@@ -324,9 +324,8 @@ def test_epsilon_explores() -> None:
 def test_positive_only() -> None:
     table = QTable(settings(positive_only=True), HashingEmbedder())
     table.learn([episode("1", visit(0, "hall", "walk", -1.0))])
-    for training in (False, True):
-        guide = StateGuide(table.snapshot(), table.settings, "e", training=training)
-        assert guide.recall("hall").thought == ""
+    assert StateGuide(table.snapshot(), table.settings, "e").recall("hall").thought == ""
+    assert StateGuide(table.snapshot(), table.settings, "e", training=True).recall("hall").thought == "walk"
     table.learn([episode("2", visit(0, "hall", "run", 1.0))])
     assert StateGuide(table.snapshot(), table.settings, "e").recall("hall").thought == "run"
 

@@ -10,7 +10,6 @@ import pytest
 from memory.embedding import HashingEmbedder
 from memory.experience import Experience, Visit
 from memory.forgetting import Trial, Verdict
-from memory.grammar import ActionGrammar
 from memory.qtable import QTable
 from memory.records import MemoryRecordError
 from memory.samem_settings import SamemSettings
@@ -29,7 +28,7 @@ from memory.summary import Words
 pytestmark = pytest.mark.unit
 
 SETTINGS = SamemSettings(threshold=0.9, thought_threshold=0.9, alpha=0.5, gamma=0.5)
-WORDS = Words(grammar=ActionGrammar(templates=("open {0}",)), kinds=("door",))
+WORDS = Words(kinds=("door",))
 
 
 @pytest.fixture

@@ -45,7 +45,6 @@ WORDS = Words.learn([workshop()])
 
 def test_words_are_learnt_from_actions() -> None:
     assert WORDS.kinds == ("bench", "cup", "kiln", "nail", "shelf")
-    assert WORDS.grammar.parse("grab cup 2 off bench 1") == ("grab {0} off {1}", ("cup 2", "bench 1"))
     assert WORDS.names_in("A cup 2, a kiln, a gizmo 3 and a kilnman") == ["cup 2", "kiln", "gizmo 3"]
     assert Words().names_in("A gizmo 3 and a kiln") == ["gizmo 3"]
 
