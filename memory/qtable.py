@@ -23,6 +23,7 @@ from memory.experience import Experience, Visit
 from memory.forgetting import Judge, Trial, Verdict
 from memory.qlearning import Candidate, q_target, q_update, step_size, untried_value
 from memory.samem_settings import SamemSettings
+from memory.summary import situation
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What the same words did in all states. ``value``: the mean of their values."""
+    """What the same words did in like states. ``value``: the mean of their values, one of each state."""
 
     trials: int
     led_on: int
@@ -96,15 +97,15 @@ class QTable:
         self.values: list[float] = []
         self.visits: list[int] = []
         self.led_on: list[int] = []
-        """Of each thought: trials after which the state was another, or that earned something."""
+        """Of each thought: trials that earned something, or after which the state or the options were others."""
         self.trials: list[int] = []
         self.forgotten: set[int] = set()
         self.judged: dict[int, Verdict] = {}
         self.episodes = 0
         self.barriers = 0
         self.thoughts_of: list[list[int]] = []
-        self.elsewhere: dict[str, Elsewhere] = {}
-        """As of the last barrier, by the words of a thought; empty without ``transfer``."""
+        self.elsewhere: dict[tuple[str, str], Elsewhere] = {}
+        """As of the last barrier, by situation and words of a thought; empty without ``transfer``."""
         self._embedder = embedder
         self._judge = judge
         self._clusters = Clusters(settings.threshold)
@@ -181,7 +182,9 @@ class QTable:
             )
             if first:
                 earned = sum(visits[at].rewards) > 0
-                moved = at + 1 < len(visits) and states[at + 1] != states[at]
+                moved = at + 1 < len(visits) and (
+                    states[at + 1] != states[at] or set(visits[at + 1].options) != set(visits[at].options)
+                )
                 self.trials[thought] += 1
                 self.led_on[thought] += int((earned or moved) and not visits[at].refused)
 
@@ -193,30 +196,33 @@ class QTable:
             return max(own, default=initial)
         found = {option: self.find_thought(state, option) for option in options}
         values = [
-            self._untried(option) if thought is None or not self.visits[thought] else self.values[thought]
+            self._untried(state, option) if thought is None or not self.visits[thought] else self.values[thought]
             for option, thought in found.items()
             if thought not in self.forgotten
         ]
         return max(values, default=initial)
 
-    def _untried(self, text: str) -> float:
-        known = self.elsewhere.get(text)
+    def _untried(self, state: int, text: str) -> float:
+        known = self.elsewhere.get((situation(self.states[state].text), text))
         return untried_value(self.settings.initial, known.trials, known.led_on) if known else self.settings.initial
 
-    def _compare(self) -> dict[str, Elsewhere]:
-        if not self.settings.transfer:
-            return {}
-        of: dict[str, list[int]] = {}
-        for thought, founder in enumerate(self.thoughts):
+    def _compare(self) -> dict[tuple[str, str], Elsewhere]:
+        return self.compare(self.values) if self.settings.transfer else {}
+
+    def compare(self, values: Sequence[float]) -> dict[tuple[str, str], Elsewhere]:
+        """What the same words did in like states, with these values of the thoughts."""
+        like = [situation(state.text) for state in self.states]
+        of: dict[tuple[str, str], list[int]] = {}
+        for thought in range(len(values)):
             if thought not in self.forgotten:
-                of.setdefault(founder.text, []).append(thought)
+                of.setdefault((like[self.state_of[thought]], self.thoughts[thought].text), []).append(thought)
         return {
-            text: Elsewhere(
+            key: Elsewhere(
                 sum(self.trials[thought] for thought in thoughts),
                 sum(self.led_on[thought] for thought in thoughts),
-                sum(self.values[thought] for thought in thoughts) / len(thoughts),
+                sum(values[thought] for thought in thoughts) / len(thoughts),
             )
-            for text, thoughts in of.items()
+            for key, thoughts in of.items()
         }
 
     def _forget(self, states: set[int], barrier: Barrier) -> None:
@@ -365,7 +371,7 @@ class Snapshot:
     values: tuple[float, ...]
     visits: tuple[int, ...]
     forgotten: frozenset[int]
-    elsewhere: dict[str, Elsewhere]
+    elsewhere: dict[tuple[str, str], Elsewhere]
     episodes: int
 
     @cached_property
@@ -395,24 +401,29 @@ class Snapshot:
             own = [] if state is None else self.table.thoughts_of[state]
             known = [thought for thought in own if thought < len(self.values) and thought not in self.forgotten]
             return [self._candidate(thought, self.table.thoughts[thought].text) for thought in known]
+        initial = self.table.settings.initial
         found = []
         for option in dict.fromkeys(options):
             thought = None if state is None else self.table.find_thought(state, option, len(self.values))
             if thought is None:
-                found.append(self._untried(option))
+                found.append(Candidate(option, initial, 0))
             elif thought not in self.forgotten:
                 found.append(self._candidate(thought, option))
-        return found
+        if state is None or not self.elsewhere:
+            return found
+        like = situation(self.table.states[state].text)
+        return [self._compared(candidate, self.elsewhere.get((like, candidate.text))) for candidate in found]
 
     def _candidate(self, thought: int, text: str) -> Candidate:
         return Candidate(text, self.values[thought], self.visits[thought])
 
-    def _untried(self, text: str) -> Candidate:
-        initial = self.table.settings.initial
-        known = self.elsewhere.get(text)
+    def _compared(self, candidate: Candidate, known: Elsewhere | None) -> Candidate:
         if known is None:
-            return Candidate(text, initial, 0)
-        return Candidate(text, untried_value(initial, known.trials, known.led_on), 0, known.value)
+            return candidate
+        if not candidate.visits:
+            value = untried_value(self.table.settings.initial, known.trials, known.led_on)
+            candidate = replace(candidate, value=value)
+        return replace(candidate, elsewhere=known.value)
 
     def shuffled(self, seed: int) -> Snapshot:
         """The control: the same states and thoughts, with the values of all tried thoughts permuted at random."""
@@ -422,7 +433,8 @@ class Snapshot:
         values = list(self.values)
         for to, of in zip(tried, order, strict=True):
             values[to] = self.values[of]
-        return replace(self, values=tuple(values))
+        elsewhere = self.table.compare(values) if self.table.settings.transfer else {}
+        return replace(self, values=tuple(values), elsewhere=elsewhere)
 
 
 def embed_distinct(embedder: Embedder, texts: Sequence[str]) -> Vectors:

@@ -41,9 +41,11 @@ class SamemSettings(Settings):
     initial: float = 0.0
     """Value of a thought that was never tried. Above what can be earned (optimistic), it makes an agent try
     everything."""
-    transfer: bool = False
-    """Never-tried thoughts are worth ``initial`` times (led on + 1) / (trials + 1) of the same words in all states, and
-    ties between them go to the words of the highest mean value: what never changed a state elsewhere is tried last."""
+    transfer: Annotated[float, Field(ge=0)] = 0.0
+    """What the same words did in like states of other tasks (:func:`memory.summary.situation`) counts as so many visits
+    when a thought is chosen in training, where that speaks for it; a never-tried thought is worth ``initial`` times the
+    share of trials there that led on; and where nothing can be recalled without exploration, the words of the highest
+    mean value are, if that is above ``initial``. 0: states share nothing."""
     n_step: Count = 1
     """Rewards that are summed before the best next value is taken."""
     sweeps: Count = 1

@@ -7,7 +7,7 @@ with the things that the task names, where else such things were seen, and how t
 Names are replaced by their role, so that what was learnt with one thing holds for another:
 
     Z, Y, X      a thing of the kind that the task names last, last but one, …; ``used``: it was acted on before
-    here         the fixture (named in the first observation) that the last successful action was on
+    here, this Z  the fixture (named in the first observation) that the last successful action was on
     a place with Y, a new place, a used place (open it)   other fixtures: what was seen there, or else whether the agent
                  was there and what can be done with few kinds of fixtures
     something    any other thing
@@ -35,11 +35,12 @@ class Words(Record):
     """What the summariser knows of a world's language.
 
     ``kinds``: of the things that actions name. ``forms``: what can be done with fixtures, by kind: (fridge, cool
-    something in it). Both are sorted.
+    something in it); ``uses``: the same of other things, in actions without a fixture. All are sorted.
     """
 
     kinds: tuple[str, ...] = ()
     forms: tuple[tuple[str, str], ...] = ()
+    uses: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def learn(cls, trajectories: Sequence[Trajectory]) -> Words:
@@ -60,21 +61,27 @@ class Words(Record):
         named = {name for action in {*actions, *offered} for name in grammar.parse(action)[1]}
         named.update(name for action in {*actions, *offered} for name in re.findall(_NUMBERED, action))
         found = cls(kinds=tuple(sorted({kind(name) for name in named})))
-        forms = set()
+        forms: set[tuple[str, str]] = set()
+        uses: set[tuple[str, str]] = set()
         for trajectory in trajectories:
             if not trajectory.steps:
                 continue
             fixtures = found.fixtures(trajectory.steps[0].observation, trajectory.goal)
-            for action in {action for step in trajectory.steps for action in (step.action, *(step.admissible or ()))}:
-                for name in found.names_in(action or ""):
-                    if name in fixtures:
-                        forms.add((kind(name), found.form(action or "", name)))
-        return found.model_copy(update={"forms": tuple(sorted(forms))})
+            possible = {action for step in trajectory.steps for action in (step.action, *(step.admissible or ()))}
+            for action in possible - {None}:
+                names = found.names_in(str(action))
+                fixed = [name for name in names if name in fixtures]
+                group = forms if fixed else uses
+                group.update((kind(name), found.form(str(action), name)) for name in fixed or names)
+        return found.model_copy(update={"forms": tuple(sorted(forms)), "uses": tuple(sorted(uses))})
 
     def joined(self, other: Words) -> Words:
         """Both vocabularies."""
-        kinds, forms = {*self.kinds, *other.kinds}, {*self.forms, *other.forms}
-        return Words(kinds=tuple(sorted(kinds)), forms=tuple(sorted(forms)))
+        return Words(
+            kinds=tuple(sorted({*self.kinds, *other.kinds})),
+            forms=tuple(sorted({*self.forms, *other.forms})),
+            uses=tuple(sorted({*self.uses, *other.uses})),
+        )
 
     def fixtures(self, observation: str, goal: str) -> set[str]:
         """The names in an episode's first observation, without those in the task's text."""
@@ -86,17 +93,24 @@ class Words(Record):
 
     @cached_property
     def specialities(self) -> dict[str, str]:
-        """Of a kind of fixture the form that the fewest kinds share, if at most half of them do; else ""."""
-        owners: dict[str, set[str]] = {}
-        for name, form in self.forms:
-            owners.setdefault(form, set()).add(name)
-        most = len({name for name, _ in self.forms}) / 2
+        """Of a kind of fixture the form that the fewest kinds share, if at most half of them do."""
         rare: dict[str, str] = {}
-        for form in sorted(owners, key=lambda form: (len(owners[form]), form)):
-            if len(owners[form]) <= most:
-                for name in owners[form]:
-                    rare.setdefault(name, form)
+        for form, owners in sorted(self._rare_forms.items(), key=lambda item: (len(item[1]), item[0])):
+            for name in owners:
+                rare.setdefault(name, form)
         return rare
+
+    def special(self, form: str, *, fixed: bool) -> bool:
+        """Whether few kinds share a form: at most half of the fixtures' kinds, a tenth of the others'."""
+        return form in (self._rare_forms if fixed else self._rare_uses)
+
+    @cached_property
+    def _rare_forms(self) -> dict[str, set[str]]:
+        return _shared_by_few(self.forms, 0.5)
+
+    @cached_property
+    def _rare_uses(self) -> dict[str, set[str]]:
+        return _shared_by_few(self.uses, 0.1)
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -107,6 +121,15 @@ class Words(Record):
     def names_in(self, text: str) -> list[str]:
         """The names in ``text`` in the order of their first mention."""
         return list(dict.fromkeys(self.pattern.findall(text)))
+
+
+def _shared_by_few(forms: Sequence[tuple[str, str]], share: float) -> dict[str, set[str]]:
+    """The kinds of each form that at most this share of all kinds, and at least one, has."""
+    owners: dict[str, set[str]] = {}
+    for name, form in forms:
+        owners.setdefault(form, set()).add(name)
+    most = max(1.0, share * len({name for name, _ in forms}))
+    return {form: kinds for form, kinds in owners.items() if len(kinds) <= most}
 
 
 @dataclass
@@ -126,7 +149,7 @@ class Tracker:
     _at: dict[str, str] = field(default_factory=dict)
     """Of a thing the fixture where it was last seen."""
     _done: dict[str, list[str]] = field(default_factory=dict)
-    """Of a thing that the task names the forms of the actions on it, sorted."""
+    """Of a thing that the task names the special forms of the actions on it, sorted."""
     _focus: dict[str, str] = field(default_factory=dict)
     """Of a letter the thing that was acted on last."""
     _here: str = ""
@@ -161,7 +184,7 @@ class Tracker:
         on_fixture = any(name in self._fixtures for name in names)
         for name in names:
             if name not in self._fixtures:
-                self._note(name, self._form(action))
+                self._note(name, action, names)
                 if on_fixture:
                     self._at.pop(name, None)  # it changed place
         self._used.update(names)
@@ -174,9 +197,9 @@ class Tracker:
 
     def role(self, name: str) -> str:
         """What ``name`` is in this episode now (see the module)."""
-        if name == self._here:
-            return "here"
         letter = self._letters.get(kind(name), "")
+        if name == self._here:
+            return f"this {letter}" if letter else "here"
         if name not in self._fixtures:
             return f"{'used ' if name in self._used else ''}{letter}" if letter else "something"
         holds = self._holds(name)
@@ -192,47 +215,45 @@ class Tracker:
         """The state as text.
 
         Args:
-            admissible: what the world would accept now, where that is known: what can be done here then stands for the
-                place. Else the place is told by its kind.
+            admissible: what the world would accept now, where that is known. What can be done at a place is then among
+                the agent's options, and the state only tells what can be done with the task's things anywhere. Else the
+                place is told, and what was seen here and elsewhere.
         """
         task = f"Task: {self._task}"
         if self.key == "task":
             return task
         parts = [task]
-        letter = self._letters.get(kind(self._here), "")
         if admissible is None:
-            parts.append(f"Place: {letter or (kind(self._here) if self._here else 'start')}")
-        elif letter:
-            parts.append(f"Place: {letter}")
-        seen = [name for name in self._at if name not in self._used and kind(name) in self._letters]
-        here = sorted({self._letters[kind(name)] for name in seen if self._at[name] == self._here})
-        if here:
-            parts.append(f"Here: {' and '.join(here)}")
-        if admissible is not None:
-            parts.append(f"Can: {', '.join(self._at_hand(admissible)) or 'nothing'}")
+            place = self._letters.get(kind(self._here), "")
+            parts.append(f"Place: {place or (kind(self._here) if self._here else 'start')}")
+            seen = [name for name in self._at if name not in self._used and kind(name) in self._letters]
+            for where, names in (
+                ("Here", [name for name in seen if self._at[name] == self._here]),
+                ("Elsewhere", [name for name in seen if self._at[name] != self._here]),
+            ):
+                if names:
+                    parts.append(f"{where}: {' and '.join(sorted({self._letters[kind(name)] for name in names}))}")
+        else:
+            parts.append(f"At hand: {', '.join(self._at_hand(admissible)) or 'nothing'}")
         if self.key == "scene":
             return ". ".join(parts)
-        for name, sign in sorted(self._letters.items(), key=lambda item: item[1]):
-            thing = self._focus.get(sign)
-            if thing is not None:
-                others = sum(1 for other in self._done if kind(other) == name) - 1
-                number = f" (number {others + 1})" if others else ""
-                parts.append(f"Done with {sign}{number}: {', '.join(self._done[thing])}")
-        elsewhere = sorted({self._letters[kind(name)] for name in seen if self._at[name] != self._here})
-        if elsewhere:
-            parts.append(f"Elsewhere: {', '.join(elsewhere)}")
+        for name, letter in sorted(self._letters.items(), key=lambda item: item[1]):
+            handled = sum(1 for thing in self._done if kind(thing) == name)
+            if handled:
+                parts.append(f"Handled: {handled} {letter}")
+            done = self._done.get(self._focus.get(letter, ""))
+            if done:
+                parts.append(f"Done with {letter}: {', '.join(done)}")
         if self._refused:
             parts.append("Last action refused")
         return ". ".join(parts)
 
     def _at_hand(self, admissible: Sequence[str]) -> list[str]:
-        """The lifted actions that involve nothing but what is here and what the task names."""
+        """The lifted actions on nothing but things that the task names."""
         found = set()
         for action in admissible:
             names = self.words.names_in(action)
-            if names and all(
-                name == self._here or (name not in self._fixtures and kind(name) in self._letters) for name in names
-            ):
+            if names and all(name not in self._fixtures and kind(name) in self._letters for name in names):
                 found.add(self.lift(action))
         return sorted(found)
 
@@ -246,16 +267,23 @@ class Tracker:
         letter = self._letters.get(kind(name), "")
         return f"{'used ' if name in self._used else ''}{letter}" if letter else ""
 
-    def _form(self, action: str) -> str:
-        """The action with things by letter, others not told apart."""
-        return self.words.pattern.sub(lambda found: self._letters.get(kind(found[0]), "something"), action)
-
-    def _note(self, thing: str, form: str) -> None:
+    def _note(self, thing: str, action: str, names: Sequence[str]) -> None:
+        """Remember what was done with a thing that the task names, if it is special."""
         letter = self._letters.get(kind(thing))
         if letter is None:
             return
-        self._done[thing] = sorted({*self._done.get(thing, []), form})
         self._focus[letter] = thing
+        done = self._done.setdefault(thing, [])
+        fixed = [name for name in names if name in self._fixtures]
+        special = any(self.words.special(self.words.form(action, name), fixed=bool(fixed)) for name in fixed or [thing])
+        form = self.words.pattern.sub(lambda found: self._letters.get(kind(found[0]), "something"), action)
+        if special and form not in done:
+            self._done[thing] = sorted([*done, form])
+
+
+def situation(summary: str) -> str:
+    """A state's summary without the task: what states of several tasks may have in common."""
+    return summary.partition(". ")[2]
 
 
 @dataclass(frozen=True)
