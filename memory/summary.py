@@ -282,8 +282,9 @@ class Tracker:
 
 
 def situation(summary: str) -> str:
-    """A state's summary without the task: what states of several tasks may have in common."""
-    return summary.partition(". ")[2]
+    """A state's summary without the task, and without what it was that was done: what states of several tasks have in
+    common."""
+    return re.sub(r"(Done with \w): [^.]*", r"\1", summary.partition(". ")[2])
 
 
 @dataclass(frozen=True)
