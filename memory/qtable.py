@@ -114,6 +114,10 @@ class QTable:
         self._thought_vectors: list[Vectors | None] = []
         self._lock = threading.Lock()
 
+    def empty(self) -> QTable:
+        """A table with the same settings that has learnt nothing."""
+        return QTable(self.settings, self._embedder, self._judge)
+
     # ---- learning
 
     def learn(self, batch: Iterable[Experience]) -> Barrier:

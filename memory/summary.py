@@ -248,6 +248,11 @@ class Tracker:
             parts.append("Last action refused")
         return ". ".join(parts)
 
+    def named(self, summary: str) -> str:
+        """``summary`` with the kinds of things instead of their letters."""
+        kinds = {letter: name for name, letter in self._letters.items()}
+        return re.sub(rf"\b[{_LETTERS}]\b", lambda found: kinds.get(found[0], found[0]), summary)
+
     def _at_hand(self, admissible: Sequence[str]) -> list[str]:
         """The lifted actions on nothing but things that the task names."""
         found = set()

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import settings as settings_of
 from hypothesis import strategies as st
 
 from memory.clusters import Clusters
@@ -15,12 +16,15 @@ from memory.experience import Experience, Visit, read_experience, rewards_or_out
 from memory.forgetting import Trial, Verdict, judge_offline
 from memory.qlearning import (
     Candidate,
+    best_elsewhere,
     best_in_training,
     best_tried,
     epsilon_at,
     q_target,
     q_update,
     step_size,
+    untried_value,
+    with_transfer,
 )
 from memory.qtable import QTable
 from memory.recall import StateGuide
@@ -84,6 +88,16 @@ def test_in_training_the_least_tried_of_equals_is_taken_and_the_bonus_shrinks_wi
     assert {best_in_training(equal, 0.0, chance) for _ in range(50)} == {0, 1}
 
 
+def test_transfer_moves_a_value_upwards_as_so_many_visits_would() -> None:
+    assert with_transfer(Candidate("a", 0.2, 2, elsewhere=0.8), 4.0) == pytest.approx(0.6)  # (2 * 0.2 + 4 * 0.8) / 6
+    assert with_transfer(Candidate("a", 0.2, 2, elsewhere=0.1), 4.0) == 0.2
+    assert with_transfer(Candidate("a", 0.2, 2), 4.0) == with_transfer(Candidate("a", 0.2, 2, 0.8), 0.0) == 0.2
+    assert untried_value(0.3, trials=0, led_on=0) == pytest.approx(0.3)
+    assert untried_value(0.3, trials=5, led_on=1) == pytest.approx(0.1)
+    assert best_elsewhere([Candidate("a", 0.0, 0, 0.1), Candidate("b", 0.0, 0, 0.3)], 0.2) == 1
+    assert best_elsewhere([Candidate("a", 0.0, 0, 0.1), Candidate("b", 0.0, 0)], 0.2) is None
+
+
 # ---- clusters
 
 
@@ -104,6 +118,7 @@ def test_a_vector_joins_the_nearest_founder_and_founders_do_not_drift() -> None:
     assert clusters.nearest(unit(90, 45), first=2)[0].tolist() == [-1, 1]
 
 
+@settings_of(deadline=None)
 @given(st.lists(st.integers(0, 71), min_size=1, max_size=40), st.integers(1, 10))
 def test_assigning_at_once_or_in_parts_or_approximately_is_the_same(steps: list[int], size: int) -> None:
     vectors = unit(*(5.0 * step for step in steps))
@@ -199,6 +214,7 @@ def test_rewards_of_steps_without_a_thought_belong_to_the_one_before() -> None:
     assert rewards_or_outcome(of) == of
 
 
+@settings_of(deadline=None)
 @given(st.permutations(range(6)), st.integers(0, 1000))
 def test_the_order_in_which_episodes_finish_changes_nothing(order: list[int], seed: int) -> None:
     def batches(seed: int) -> list[list[Experience]]:
@@ -237,6 +253,34 @@ def test_readers_see_the_snapshot_they_were_given() -> None:
     assert guide.recall("cellar").state is None
     assert before.id == name != table.snapshot().id
     assert StateGuide(table.snapshot(), table.settings, "e").recall("hall").thought == "run"
+
+
+def test_like_states_of_other_tasks_tell_what_to_try() -> None:
+    table = QTable(settings(transfer=4.0, positive_only=True), HashingEmbedder())
+    options = ("dance", "push", "wait")
+    table.learn(
+        [
+            episode("1", visit(0, "Task: x. At the door", "push", 1.0, options=options)),
+            episode("2", visit(0, "Task: x. At the door", "wait", options=options)),
+            episode("3", visit(0, "Task: y. At the door", "dance", options=options)),
+        ]
+    )  # fmt: skip
+    # In task y nothing is known of push, but it earned 0.5 at the door of task x.
+    assert StateGuide(table.snapshot(), table.settings, "e").recall("Task: y. At the door", options).thought == "push"
+    training = StateGuide(table.snapshot(), table.settings, "e", training=True)
+    assert training.recall("Task: y. At the door", options).thought == "push"
+    shuffled = table.snapshot().shuffled(1)
+    assert shuffled.elsewhere != table.snapshot().elsewhere
+
+
+def test_what_only_repeats_is_not_recalled_again_in_the_episode() -> None:
+    table = QTable(settings(no_repeats=True), HashingEmbedder())
+    table.learn([episode("1", visit(0, "hall", "walk", 2.0)), episode("2", visit(0, "hall", "run", 1.0))])
+    guide = StateGuide(table.snapshot(), table.settings, "e")
+    assert guide.recall("hall").thought == "walk"
+    guide.repeated("walk")
+    assert guide.recall("hall").thought == "run"
+    assert StateGuide(table.snapshot(), table.settings, "e").recall("hall").thought == "walk"
 
 
 # ---- forgetting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memory.records import TraceStep, Trajectory
-from memory.summary import Tracker, Words, condense
+from memory.summary import Tracker, Words, condense, situation
 
 pytestmark = pytest.mark.unit
 
@@ -20,12 +20,15 @@ PLAYED = [
     ("lay cup 2 on shelf 1", "The cup 2 is laid down."),
     ("walk to bench 2", "There is nothing."),
 ]
-OFFERED = tuple(
-    f"{verb} {thing} {number} {word} {place}"
-    for verb, word in (("grab", "off"), ("lay", "on"), ("fire", "in"))
-    for thing, number in (("cup", 1), ("cup", 2), ("nail", 1))
-    for place in ("bench 1", "bench 2", "kiln 1", "shelf 1")
-) + tuple(f"walk to {place}" for place in ("bench 1", "bench 2", "kiln 1", "shelf 1"))
+PLACES = ("bench 1", "bench 2", "kiln 1", "shelf 1")
+THINGS = ("cup 1", "cup 2", "nail 1")
+OFFERED = (
+    *(f"grab {thing} off {place}" for thing in THINGS for place in PLACES),
+    *(f"lay {thing} on {place}" for thing in THINGS for place in PLACES),
+    *(f"fire {thing} in kiln 1" for thing in THINGS),
+    *(f"walk to {place}" for place in PLACES),
+    "polish cup 1",
+)
 
 
 def workshop(**changes: object) -> Trajectory:
@@ -49,31 +52,48 @@ def test_words_are_learnt_from_actions() -> None:
     assert Words().names_in("A gizmo 3 and a kiln") == ["gizmo 3"]
 
 
+def test_what_few_kinds_take_part_in_is_special() -> None:
+    assert WORDS.specialities == {"kiln": "fire something in it"}
+    assert WORDS.special("fire something in it", fixed=True)
+    assert not WORDS.special("lay something on it", fixed=True)
+    assert WORDS.special("polish it", fixed=False)
+    assert Words().joined(WORDS) == WORDS
+
+
 def test_an_episode_in_states_and_lifted_actions() -> None:
     found = condense(workshop(), WORDS, "state", lift=True)
     assert found.lifted == (
-        "walk to a new bench",
+        "walk to a new place",
         "grab Y off here",
         "grab something off here",
-        "walk to a new kiln",
+        "walk to a new place (fire something in it)",
         "fire used Y in here",
         "walk to a new Z",
-        "lay used Y on here",
-        "walk to a new bench",
+        "lay used Y on this Z",
+        "walk to a new place",
     )
     task = "Task: bring a Y to a Z"
-    assert [state.removeprefix(task) for state in states_told(workshop())] == [
-        ". Place: start",
-        ". Place: bench. Here: Y",
-        ". Place: bench. Done with Y: grab Y off something",
-        ". Place: bench. Done with Y: grab Y off something",
-        ". Place: kiln. Done with Y: grab Y off something",
-        ". Place: kiln. Done with Y: grab Y off something, fire Y in something",
-        ". Place: Z. Here: Y. Done with Y: grab Y off something, fire Y in something",
-        ". Place: Z. Here: Y. Done with Y: grab Y off something, fire Y in something, lay Y on Z",
+    fired = "Handled: 1 Y. Done with Y: fire Y in something"
+    assert [state.removeprefix(f"{task}. ") for state in states_told(workshop())] == [
+        "Place: start",
+        "Place: bench. Here: Y",
+        "Place: bench. Handled: 1 Y",
+        "Place: bench. Handled: 1 Y",
+        "Place: kiln. Handled: 1 Y",
+        f"Place: kiln. {fired}",
+        f"Place: Z. Here: Y. {fired}",
+        f"Place: Z. Here: Y. {fired}",
     ]
-    assert found.states[1] == (f"{task}. Here: Y. Can: fire Y in here, grab Y off here, lay Y on here, walk to here")
-    assert found.options[0][:2] == ("grab Y off a new bench", "grab Y off a new kiln")
+    # Where the options are known, they tell what can be done at a place, and the state does not.
+    assert found.states[1] == f"{task}. At hand: polish Y"
+    assert found.states[7] == f"{task}. At hand: polish Y. {fired}"
+    assert found.options[0][:2] == ("grab Y off a new place", "grab Y off a new place (fire something in it)")
+
+
+def test_states_of_several_tasks_have_their_situation_in_common() -> None:
+    state = "Task: bring a Y to a Z. At hand: nothing. Handled: 1 Y. Done with Y: fire Y in something"
+    assert situation(state) == "At hand: nothing. Handled: 1 Y. Done with Y"
+    assert situation("Task: bring a Y to a Z") == ""
 
 
 def states_told(of: Trajectory) -> tuple[str, ...]:
@@ -88,7 +108,7 @@ def test_what_was_seen_elsewhere_gives_a_place_its_role() -> None:
         tracker.played(action, answer, True)
     assert tracker.role("bench 1") == "a place with Y"
     assert tracker.role("bench 2") == "here"
-    assert tracker.role("kiln 1") == "a new kiln"
+    assert tracker.role("kiln 1") == "a new place (fire something in it)"
     assert tracker.role("shelf 1") == "a new Z"
     assert tracker.summary() == "Task: bring a Y to a Z. Place: bench. Elsewhere: Y"
     tracker.played("grab cup 9 off bench 2", "No.", False)
@@ -96,10 +116,11 @@ def test_what_was_seen_elsewhere_gives_a_place_its_role() -> None:
     tracker.played(*PLAYED[0], True)
     tracker.played(*PLAYED[1], True)
     tracker.played(*PLAYED[5], True)
-    assert tracker.role("bench 1") == "a used bench"  # the cup is gone from there
+    assert tracker.role("bench 1") == "a used place"  # the cup is gone from there
     assert tracker.role("cup 2") == "used Y"
     tracker.played("grab cup 1 off shelf 1", "You hold it: cup 1.", True)
-    assert "Done with Y (number 2): grab Y off Z" in tracker.summary()
+    assert "Handled: 2 Y" in tracker.summary()
+    assert tracker.named(tracker.summary()).startswith("Task: bring a cup to a shelf. Place: shelf")
 
 
 def test_coarser_states() -> None:
