@@ -216,8 +216,8 @@ class Tracker:
 
         Args:
             admissible: what the world would accept now, where that is known. What can be done at a place is then among
-                the agent's options, and the state only tells what can be done with the task's things anywhere. Else the
-                place is told, and what was seen here and elsewhere.
+                the agent's options, and the state only tells whether the task names the place, and what can be done
+                with the task's things anywhere. Else the place is told, and what was seen here and elsewhere.
         """
         task = f"Task: {self._task}"
         if self.key == "task":
@@ -234,6 +234,9 @@ class Tracker:
                 if names:
                     parts.append(f"{where}: {' and '.join(sorted({self._letters[kind(name)] for name in names}))}")
         else:
+            place = self._letters.get(kind(self._here), "")
+            if place:
+                parts.append(f"Place: {place}")
             parts.append(f"At hand: {', '.join(self._at_hand(admissible)) or 'nothing'}")
         if self.key == "scene":
             return ". ".join(parts)

@@ -112,3 +112,8 @@ class LiftedLearner:
             self.table = self.table.empty()
         for episodes in todo:
             self.table.learn(experiences(episodes, self.words, self.table.settings, lifted=True))
+
+    def replay(self) -> None:
+        """Learn from all episodes so far once more."""
+        for episodes in self._batches:
+            self.table.learn(experiences(episodes, self.words, self.table.settings, lifted=True))

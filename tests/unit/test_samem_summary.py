@@ -86,7 +86,7 @@ def test_an_episode_in_states_and_lifted_actions() -> None:
     ]
     # Where the options are known, they tell what can be done at a place, and the state does not.
     assert found.states[1] == f"{task}. At hand: polish Y"
-    assert found.states[7] == f"{task}. At hand: polish Y. {fired}"
+    assert found.states[7] == f"{task}. Place: Z. At hand: polish Y. {fired}"
     assert found.options[0][:2] == ("grab Y off a new place", "grab Y off a new place (fire something in it)")
 
 
