@@ -1,7 +1,7 @@
 """The tables of a memory, and how a database is opened: SQLite (WAL) by default, PostgreSQL by URL.
 
-Nothing is ever deleted, and only statuses, ledgers and counters change: a snapshot can therefore be kept as three
-marks (the last trajectory, link and status change that it covers). Tables are made and changed by Alembic only
+Nothing is ever deleted, and only statuses, ledgers, counters and learnt values change: a snapshot can therefore be kept
+as three marks (the last trajectory, link and status change that it covers). Tables are made and changed by Alembic only
 (``memory/migrations``); what stands here is what the newest revision leads to, and a test holds the two together.
 """
 
@@ -38,7 +38,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from memory.records import MemoryRecordError
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest revision in ``memory/migrations/versions``."""
 
 VERSION_TABLE = "memory_version"
@@ -181,6 +181,97 @@ rejections = Table(
     Column("times", Integer, nullable=False),  # writes that were rejected for this reason
     Column("time", String, nullable=False),  # of the first of them
     Index("memory_rejection_id", "id"),
+)
+
+
+# ---- SAMem: see memory/samem_store.py
+
+qtables = Table(
+    "memory_qtable",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("name", String, nullable=False, unique=True),
+    Column("identity", Text, nullable=False),  # JSON: what a state and a thought are
+    Column("words", Text, nullable=False),  # JSON: the words of the summariser
+    Column("episodes", Integer, nullable=False),
+    Column("barriers", Integer, nullable=False),
+)
+
+states = Table(
+    "memory_state",
+    metadata,
+    Column("qtable", Integer, ForeignKey("memory_qtable.id"), primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("text", Text, nullable=False),
+    Column("vector", LargeBinary, nullable=False),  # float32, little-endian
+    Column("trajectory", String, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("round", Integer, nullable=False),
+)
+
+thoughts = Table(
+    "memory_thought",
+    metadata,
+    Column("qtable", Integer, ForeignKey("memory_qtable.id"), primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("state", Integer, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("vector", LargeBinary),  # None: told apart by its words alone
+    Column("trajectory", String, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("value", Float, nullable=False),
+    Column("visits", Integer, nullable=False),
+    Column("trials", Integer, nullable=False),
+    Column("led_on", Integer, nullable=False),
+    Column("forgotten", Boolean, nullable=False),
+    Index("memory_thought_state", "qtable", "state"),
+)
+
+updates = Table(
+    "memory_q_update",
+    metadata,
+    Column("seq", _Seq, primary_key=True, autoincrement=True),
+    Column("qtable", Integer, ForeignKey("memory_qtable.id"), nullable=False),
+    Column("barrier", Integer, nullable=False),
+    Column("thought", Integer, nullable=False),
+    Column("trajectory", String, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("reward", Float, nullable=False),
+    Column("target", Float, nullable=False),
+    Column("before", Float, nullable=False),
+    Column("after", Float, nullable=False),
+    Index("memory_q_update_thought", "qtable", "thought"),
+    Index("memory_q_update_trajectory", "qtable", "trajectory"),
+)
+
+verdicts = Table(
+    "memory_verdict",
+    metadata,
+    Column("seq", _Seq, primary_key=True, autoincrement=True),
+    Column("qtable", Integer, ForeignKey("memory_qtable.id"), nullable=False),
+    Column("barrier", Integer, nullable=False),
+    Column("thought", Integer, nullable=False),
+    Column("sound", Boolean, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("judge", String, nullable=False),
+    Column("value", Float, nullable=False),
+)
+
+barriers = Table(
+    "memory_barrier",
+    metadata,
+    Column("qtable", Integer, ForeignKey("memory_qtable.id"), primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("round", Integer, nullable=False),
+    Column("episodes", Integer, nullable=False),
+    Column("steps", Integer, nullable=False),
+    Column("matched", Integer, nullable=False),  # steps whose state was known before
+    Column("states", Integer, nullable=False),
+    Column("thoughts", Integer, nullable=False),
+    Column("updates", Integer, nullable=False),
+    Column("snapshot", String, nullable=False),
+    Column("time", String, nullable=False),
 )
 
 

@@ -78,3 +78,22 @@ class MemoryUse(Record):
     text: str = ""
     """What the prompt held, as it was shown."""
     tokens: int = 0
+
+
+class Recall(Record):
+    """What the table of state-thought values gave for one step. ``snapshot``: of the table that was read.
+
+    ``state``: number of the matching state, None where there was none; ``similarity``: cosine with the nearest one.
+    ``thought``: "": nothing was recalled, because nothing was known or because the agent was to explore
+    (``explored``). ``followed``: whether the agent's thought was the recalled one; None: nothing was recalled.
+    """
+
+    snapshot: str
+    state: int | None = None
+    similarity: float = 0.0
+    thought: str = ""
+    value: float = 0.0
+    visits: int = 0
+    mode: Literal["replace", "hint"] = "replace"
+    explored: bool = False
+    followed: bool | None = None

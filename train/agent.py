@@ -15,7 +15,7 @@ from envs.pool import EnvPool, Session
 from memory.embedding import EmbeddingFault
 from memory.instantiate import Situation
 from memory.language_model import LanguageModelFault
-from memory.usage import MemoryUse, Regulation
+from memory.usage import MemoryUse, Recall, Regulation
 from train.chat import ChatModel, Generation, ModelFault, Sampling
 from train.config import AgentConfig
 from train.conversation import Conversation
@@ -59,6 +59,7 @@ class Turn:
     tokens_in: int = 0
     tokens_out: int = 0
     regulation: Regulation | None = None
+    recall: Recall | None = None
 
 
 class Player(Protocol):
@@ -147,6 +148,7 @@ async def _turn(player: Player, session: Session, result: StepResult, episode: E
             result=after.observation,
             admissible=turn.admissible,
             regulation=turn.regulation,
+            recall=turn.recall,
         )
     )
     return after

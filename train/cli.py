@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from train.memory_command import app as memory_app
+from train.samem_command import app as samem_app
 
 app = typer.Typer(
     help="Train LLM agents in text worlds: roll out, fine-tune, evaluate, export.",
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 
 app.add_typer(memory_app, name="memory")
+app.add_typer(samem_app, name="samem")
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Overrides as key.sub=value, for example run.seed=1 grpo.iterations=8.")

@@ -257,6 +257,29 @@ def validate(
 
 
 @app.command()
+def calibrate(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="The embedder, for example embedder.kind=hashing.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Trajectories that are compared: the first ones.")] = 500,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """How near summaries of the same and of different states are, and a clustering threshold for the embedder."""
+    from itertools import islice
+
+    from envs.cache import cache_folder
+    from memory.embedding import make_embedder
+    from train.samem import calibrate as run
+    from train.samem import read_settings
+    from train.samem_show import show_calibration
+
+    settings = read_settings(None, overrides or [])
+    with open_store(store) as opened:
+        embedder = make_embedder(settings.embedder, cache_folder() / "vectors.db")
+        show_calibration(run(list(islice(opened.trajectories(), limit)), embedder), embedder.name)
+
+
+@app.command()
 def export(
     file: Annotated[Path, typer.Argument(help="A new file, *.jsonl or *.jsonl.gz.")],
     store: StoreOption = DEFAULT_STORE,

@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from memory.usage import MemoryUse, Regulation
+from memory.usage import MemoryUse, Recall, Regulation
 
 SCHEMA_VERSION = 3
 
@@ -83,6 +83,8 @@ class Step(_Record):
     admissible: list[str] | None = None
     regulation: Regulation | None = None
     """What the predicates of the memory said of the proposed actions; None: nothing was checked."""
+    recall: Recall | None = None
+    """What the table of state-thought values gave; None: it was not asked."""
     state: str = ""
     """Id of the state in which the agent acted, where something names states; "": the observation stands for it."""
 

@@ -21,6 +21,7 @@ from memory.trace import trace_down, trace_up
 from tests.integration.postgres import Server, serve
 from tests.unit import test_memory_store as unit
 from tests.unit.test_memory_exchange import filled
+from tests.unit.test_memory_migrations import drop_newer
 from tests.vault import PRINCIPLE, episode, hierarchy, trajectory
 
 pytestmark = pytest.mark.integration
@@ -163,7 +164,7 @@ def test_postgresql_of_another_version_or_without_a_memory(server: Server) -> No
         with pytest.raises(MemoryRecordError, match="holds no memory"):
             Store(url, create=False)
         with Store(url) as store, schema.writing(store.engine) as connection:
-            connection.execute(text("DROP TABLE memory_rejection"))
+            drop_newer(connection)
             connection.execute(text("UPDATE memory_version SET version_num = '0001'"))
         with Store(url) as store:
             assert store.rejections() == []

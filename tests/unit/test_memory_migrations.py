@@ -12,7 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from memory import schema
 from memory.records import MemoryRecordError
@@ -28,6 +28,15 @@ def config() -> Config:
     made = Config()
     made.set_main_option("script_location", str(FOLDER))
     return made
+
+
+NEWER = ("rejection", "barrier", "verdict", "q_update", "thought", "state", "qtable")
+"""The tables that came after the first version."""
+
+
+def drop_newer(connection: Connection) -> None:
+    for name in NEWER:
+        connection.execute(text(f"DROP TABLE memory_{name}"))
 
 
 def test_the_revisions_lead_to_the_tables_of_schema(tmp_path: Path) -> None:
@@ -47,7 +56,7 @@ def test_an_older_database_is_brought_up_to_date_with_its_content(tmp_path: Path
         full = store.snapshot("full")
         # What the first version left behind: its tables and its number.
         with schema.writing(store.engine) as connection:
-            connection.execute(text("DROP TABLE memory_rejection"))
+            drop_newer(connection)
             connection.execute(text("UPDATE memory_version SET version_num = '0001'"))
     with Store(url, create=False) as store:
         with store.engine.connect() as connection:
@@ -62,7 +71,7 @@ def test_an_older_database_is_brought_up_to_date_with_its_content(tmp_path: Path
 def test_the_first_revision_is_what_the_first_version_made(tmp_path: Path) -> None:
     """The downgraded file above is the real thing: 0001 alone makes the same tables."""
     with Store(f"sqlite:///{tmp_path}/new.db") as store, schema.writing(store.engine) as connection:
-        connection.execute(text("DROP TABLE memory_rejection"))
+        drop_newer(connection)
     engine = store.engine
     made = config()
     old = schema.create_engine(f"sqlite:///{tmp_path}/old.db")

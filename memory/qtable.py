@@ -1,0 +1,449 @@
+"""The table of SAMem: states, the thoughts of each, and their values, learnt from episodes at barriers.
+
+One :class:`QTable` learns; agents read :class:`Snapshot` s. At a barrier the batch of finished episodes is sorted, so
+the result does not depend on how they interleaved: states and thoughts are founded in the order of episodes and steps,
+then each episode is gone through from its last step back (any order of updates is Q-learning; this one carries a
+reward through an episode at once).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from random import Random
+
+import numpy as np
+
+from memory.clusters import Clusters
+from memory.embedding import Embedder, Vectors
+from memory.experience import Experience, Visit
+from memory.forgetting import Judge, Trial, Verdict
+from memory.qlearning import Candidate, q_target, q_update, step_size, untried_value
+from memory.samem_settings import SamemSettings
+from memory.summary import situation
+
+
+@dataclass(frozen=True)
+class Founder:
+    """The step whose summary, or thought, founded a cluster."""
+
+    text: str
+    trajectory: str
+    step: int
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Update:
+    """One change of a value, and the step that caused it. ``target``: what the value was moved towards."""
+
+    thought: int
+    trajectory: str
+    step: int
+    reward: float
+    target: float
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What the same words did in like states. ``value``: the mean of their values, one of each state."""
+
+    trials: int
+    led_on: int
+    value: float
+
+
+@dataclass
+class Barrier:
+    """What one batch of episodes changed.
+
+    ``matched``: steps whose state was known before the batch; ``states``, ``thoughts``: how many there are after it;
+    ``touched``: thoughts whose value, counts or standing changed.
+    """
+
+    number: int
+    round: int
+    episodes: int = 0
+    steps: int = 0
+    matched: int = 0
+    states: int = 0
+    thoughts: int = 0
+    updates: list[Update] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    touched: set[int] = field(default_factory=set)
+    snapshot: str = ""
+
+
+class QTable:
+    """Values of (state, thought) pairs, Q-learned.
+
+    Args:
+        embedder: turns summaries and thoughts into vectors.
+        judge: asked before a thought is forgotten; None: nothing is.
+
+    States and thoughts are numbered in the order of their founding.
+    """
+
+    def __init__(self, settings: SamemSettings, embedder: Embedder, judge: Judge | None = None) -> None:
+        self.settings = settings
+        self.states: list[Founder] = []
+        self.thoughts: list[Founder] = []
+        self.state_of: list[int] = []
+        self.values: list[float] = []
+        self.visits: list[int] = []
+        self.led_on: list[int] = []
+        """Of each thought: trials that earned something, or after which the state or the options were others."""
+        self.trials: list[int] = []
+        self.forgotten: set[int] = set()
+        self.judged: dict[int, Verdict] = {}
+        self.episodes = 0
+        self.barriers = 0
+        self.thoughts_of: list[list[int]] = []
+        self.elsewhere: dict[tuple[str, str], Elsewhere] = {}
+        """As of the last barrier, by situation and words of a thought; empty without ``transfer``."""
+        self._embedder = embedder
+        self._judge = judge
+        self._clusters = Clusters(settings.threshold)
+        self._by_text: dict[tuple[int, str], int] = {}
+        self._state_vectors: list[Vectors] = []
+        self._thought_vectors: list[Vectors | None] = []
+        self._lock = threading.Lock()
+
+    def empty(self) -> QTable:
+        """A table with the same settings that has learnt nothing."""
+        return QTable(self.settings, self._embedder, self._judge)
+
+    # ---- learning
+
+    def learn(self, batch: Iterable[Experience]) -> Barrier:
+        """Update the values with finished episodes, whatever order they come in."""
+        episodes = sorted(batch, key=lambda experience: (experience.order, experience.trajectory))
+        with self._lock:
+            return self._learn(episodes)
+
+    def _learn(self, episodes: list[Experience]) -> Barrier:
+        barrier = Barrier(self.barriers, max((episode.round for episode in episodes), default=0), len(episodes))
+        known = len(self.states)
+        visits = [(episode, visit) for episode in episodes for visit in episode.visits]
+        vectors = embed_distinct(self._embedder, [visit.state for _, visit in visits])
+        numbers, founders = self._clusters.assign(vectors) if visits else (np.zeros(0, dtype=np.int64), [])
+        for row in founders:
+            episode, visit = visits[row]
+            self._add_state(Founder(visit.state, episode.trajectory, visit.step, episode.round), vectors[row])
+        barrier.steps = len(visits)
+        barrier.matched = int((numbers < known).sum())
+        states = [int(number) for number in numbers]
+        thoughts = self._assign_thoughts(visits, states)
+        for sweep in range(self.settings.sweeps):
+            place = 0
+            for episode in episodes:
+                span = slice(place, place + len(episode.visits))
+                self._go_back_through(episode, states[span], thoughts[span], barrier, first=sweep == 0)
+                place = span.stop
+        self._forget({self.state_of[thought] for thought in barrier.touched}, barrier)
+        self.episodes += len(episodes)
+        self.barriers += 1
+        self.elsewhere = self._compare()
+        barrier.states, barrier.thoughts = len(self.states), len(self.thoughts)
+        barrier.snapshot = self.snapshot().id
+        return barrier
+
+    def _go_back_through(
+        self, episode: Experience, states: list[int], thoughts: list[int], barrier: Barrier, *, first: bool
+    ) -> None:
+        settings = self.settings
+        visits = episode.visits
+        for at in reversed(range(len(visits))):
+            after = min(at + settings.n_step, len(visits))
+            if after == len(visits) and not episode.ended:
+                after -= 1  # what came after the last step is not known: rely on the value of its state
+            if after == at or thoughts[at] in self.forgotten:
+                continue
+            rewards = [reward for visit in visits[at:after] for reward in visit.rewards]
+            best = self._best(states[after], visits[after].options) if after < len(visits) else None
+            target = q_target(rewards, best, settings.gamma)
+            thought = thoughts[at]
+            before = self.values[thought]
+            self.visits[thought] += 1
+            alpha = step_size(settings.step_size, settings.alpha, self.visits[thought])
+            self.values[thought] = q_update(before, target, alpha)
+            barrier.touched.add(thought)
+            barrier.updates.append(
+                Update(
+                    thought,
+                    episode.trajectory,
+                    visits[at].step,
+                    sum(visits[at].rewards),
+                    target,
+                    before,
+                    self.values[thought],
+                )
+            )
+            if first:
+                earned = sum(visits[at].rewards) > 0
+                moved = at + 1 < len(visits) and (
+                    states[at + 1] != states[at] or set(visits[at + 1].options) != set(visits[at].options)
+                )
+                self.trials[thought] += 1
+                self.led_on[thought] += int((earned or moved) and not visits[at].refused)
+
+    def _best(self, state: int, options: Sequence[str]) -> float:
+        """max Q' over what can be chosen: the given options, else the state's thoughts; forgotten ones never count."""
+        initial = self.settings.initial
+        if not options:
+            own = [self.values[thought] for thought in self.thoughts_of[state] if thought not in self.forgotten]
+            return max(own, default=initial)
+        found = {option: self.find_thought(state, option) for option in options}
+        values = [
+            self._untried(state, option) if thought is None or not self.visits[thought] else self.values[thought]
+            for option, thought in found.items()
+            if thought not in self.forgotten
+        ]
+        return max(values, default=initial)
+
+    def _untried(self, state: int, text: str) -> float:
+        known = self.elsewhere.get((situation(self.states[state].text), text))
+        return untried_value(self.settings.initial, known.trials, known.led_on) if known else self.settings.initial
+
+    def _compare(self) -> dict[tuple[str, str], Elsewhere]:
+        return self.compare(self.values) if self.settings.transfer else {}
+
+    def compare(self, values: Sequence[float]) -> dict[tuple[str, str], Elsewhere]:
+        """What the same words did in like states, with these values of the thoughts."""
+        like = [situation(state.text) for state in self.states]
+        of: dict[tuple[str, str], list[int]] = {}
+        for thought in range(len(values)):
+            if thought not in self.forgotten:
+                of.setdefault((like[self.state_of[thought]], self.thoughts[thought].text), []).append(thought)
+        return {
+            key: Elsewhere(
+                sum(self.trials[thought] for thought in thoughts),
+                sum(self.led_on[thought] for thought in thoughts),
+                sum(values[thought] for thought in thoughts) / len(thoughts),
+            )
+            for key, thoughts in of.items()
+        }
+
+    def _forget(self, states: set[int], barrier: Barrier) -> None:
+        if self._judge is None:
+            return
+        for state in sorted(states):
+            valued = [
+                thought
+                for thought in self.thoughts_of[state]
+                if self.values[thought] != 0 and thought not in self.forgotten
+            ]
+            if len(valued) <= self.settings.forget_above:
+                continue
+            lowest = min(valued, key=lambda thought: (self.values[thought], thought))
+            if lowest in self.judged:
+                continue  # found sound before
+            trial = Trial(
+                lowest,
+                self.states[state].text,
+                self.thoughts[lowest].text,
+                self.values[lowest],
+                self.trials[lowest],
+                self.led_on[lowest],
+            )
+            verdict = self._judge(trial)
+            self.judged[lowest] = verdict
+            barrier.verdicts.append(verdict)
+            if not verdict.sound:
+                self.forgotten.add(lowest)
+                self.values[lowest] = 0.0
+                barrier.touched.add(lowest)
+
+    # ---- states and thoughts
+
+    def _add_state(self, founder: Founder, vector: Vectors) -> None:
+        self.states.append(founder)
+        self.thoughts_of.append([])
+        self._state_vectors.append(vector)
+
+    def _assign_thoughts(self, visits: list[tuple[Experience, Visit]], states: list[int]) -> list[int]:
+        if self._by_cosine:
+            embed_distinct(self._embedder, [visit.thought for _, visit in visits])  # at once, if it remembers
+        found = []
+        for (episode, visit), state in zip(visits, states, strict=True):
+            thought = self.find_thought(state, visit.thought)
+            if thought is None:
+                vector = self._embedder.embed([visit.thought])[0] if self._by_cosine else None
+                thought = len(self.thoughts)
+                founder = Founder(visit.thought, episode.trajectory, visit.step, episode.round)
+                self._add_thought(founder, state, vector)
+            found.append(thought)
+        return found
+
+    def _add_thought(self, founder: Founder, state: int, vector: Vectors | None) -> None:
+        number = len(self.thoughts)
+        self.thoughts.append(founder)
+        self.state_of.append(state)
+        self.values.append(self.settings.initial)
+        self.visits.append(0)
+        self.trials.append(0)
+        self.led_on.append(0)
+        self.thoughts_of[state].append(number)
+        self._thought_vectors.append(vector)
+        self._by_text[state, founder.text] = number
+
+    @property
+    def _by_cosine(self) -> bool:
+        """At a threshold of 1 only equal texts are one thought, and no vectors are needed."""
+        return self.settings.thought_threshold < 1
+
+    def find_thought(self, state: int, text: str, first: int | None = None) -> int | None:
+        """The thought of ``state`` that ``text`` joins; None: it would found one.
+
+        Args:
+            first: only the ``first`` oldest thoughts count (a snapshot); None: all.
+        """
+        number = self._by_text.get((state, text))
+        if number is not None and (first is None or number < first):
+            return number  # a founder's own words: no other one is nearer
+        own = self.thoughts_of[state]
+        if first is not None:
+            own = [number for number in own if number < first]
+        if not self._by_cosine or not own:
+            return None
+        vectors = [vector for number in own if (vector := self._thought_vectors[number]) is not None]
+        cosines = np.stack(vectors) @ self._embedder.embed([text])[0]
+        nearest = int(cosines.argmax())
+        return own[nearest] if cosines[nearest] >= self.settings.thought_threshold - 1e-5 else None
+
+    def find_state(self, text: str, first: int | None = None) -> tuple[int | None, float]:
+        """The state that a summary joins, and the cosine with its founder; None: it would found one."""
+        numbers, cosines = self._clusters.nearest(self._embedder.embed([text]), first)
+        return (None if numbers[0] < 0 else int(numbers[0])), float(cosines[0])
+
+    # ---- taking up, and giving out
+
+    def restore_states(self, founders: Sequence[Founder], vectors: Vectors) -> None:
+        """Add states that were founded before, in their order."""
+        for founder, vector in zip(founders, vectors, strict=True):
+            self._add_state(founder, vector)
+        self._clusters.found(vectors)
+
+    def restore_thought(
+        self,
+        founder: Founder,
+        state: int,
+        vector: Vectors | None,
+        *,
+        value: float,
+        visits: int,
+        trials: int,
+        led_on: int,
+        forgotten: bool,
+    ) -> None:
+        """Add a thought that was founded before, in its order."""
+        self._add_thought(founder, state, vector)
+        self.values[-1], self.visits[-1], self.trials[-1], self.led_on[-1] = value, visits, trials, led_on
+        if forgotten:
+            self.forgotten.add(len(self.thoughts) - 1)
+
+    def resume(self, episodes: int, barriers: int) -> None:
+        """All states and thoughts are restored: go on after so many episodes and barriers."""
+        self.episodes, self.barriers = episodes, barriers
+        self.elsewhere = self._compare()
+
+    def state_vector(self, state: int) -> Vectors:
+        """The founder's vector, shape (d,)."""
+        return self._state_vectors[state]
+
+    def thought_vector(self, thought: int) -> Vectors | None:
+        """The founder's vector, shape (d,); None where thoughts are told apart by their words alone."""
+        return self._thought_vectors[thought]
+
+    def snapshot(self) -> Snapshot:
+        """The table as it is now; what is learnt later does not change it."""
+        values, visits, forgotten = tuple(self.values), tuple(self.visits), frozenset(self.forgotten)
+        return Snapshot(self, len(self.states), values, visits, forgotten, self.elsewhere, self.episodes)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A table between two barriers: what agents read. ``values``, ``visits``: by number of the thought."""
+
+    table: QTable
+    states: int
+    values: tuple[float, ...]
+    visits: tuple[int, ...]
+    forgotten: frozenset[int]
+    elsewhere: dict[tuple[str, str], Elsewhere]
+    episodes: int
+
+    @cached_property
+    def id(self) -> str:
+        """``q-`` and 16 hex digits of the SHA-256 over states, thoughts, values, visits and what was forgotten."""
+        digest = hashlib.sha256()
+        for state in range(self.states):
+            digest.update(f"s {self.table.states[state].text}\n".encode("utf-8", "surrogatepass"))
+        for thought, (value, visits) in enumerate(zip(self.values, self.visits, strict=True)):
+            text = self.table.thoughts[thought].text
+            line = f"t {self.table.state_of[thought]} {text} {value!r} {visits} {thought in self.forgotten}\n"
+            digest.update(line.encode("utf-8", "surrogatepass"))
+        return f"q-{digest.hexdigest()[:16]}"
+
+    def find_state(self, summary: str) -> tuple[int | None, float]:
+        """The matching state, None where there is none, and the cosine with the nearest one."""
+        return self.table.find_state(summary, self.states)
+
+    def candidates(self, state: int | None, options: Sequence[str] | None) -> list[Candidate]:
+        """What can be chosen in ``state``, forgotten thoughts left out.
+
+        Args:
+            state: None: an unknown one, in which nothing was tried.
+            options: the thoughts at hand; None: any that is known in this state.
+        """
+        if options is None:
+            own = [] if state is None else self.table.thoughts_of[state]
+            known = [thought for thought in own if thought < len(self.values) and thought not in self.forgotten]
+            return [self._candidate(thought, self.table.thoughts[thought].text) for thought in known]
+        initial = self.table.settings.initial
+        found = []
+        for option in dict.fromkeys(options):
+            thought = None if state is None else self.table.find_thought(state, option, len(self.values))
+            if thought is None:
+                found.append(Candidate(option, initial, 0))
+            elif thought not in self.forgotten:
+                found.append(self._candidate(thought, option))
+        if state is None or not self.elsewhere:
+            return found
+        like = situation(self.table.states[state].text)
+        return [self._compared(candidate, self.elsewhere.get((like, candidate.text))) for candidate in found]
+
+    def _candidate(self, thought: int, text: str) -> Candidate:
+        return Candidate(text, self.values[thought], self.visits[thought])
+
+    def _compared(self, candidate: Candidate, known: Elsewhere | None) -> Candidate:
+        if known is None:
+            return candidate
+        if not candidate.visits:
+            value = untried_value(self.table.settings.initial, known.trials, known.led_on)
+            candidate = replace(candidate, value=value)
+        return replace(candidate, elsewhere=known.value)
+
+    def shuffled(self, seed: int) -> Snapshot:
+        """The control: the same states and thoughts, with the values of all tried thoughts permuted at random."""
+        tried = [number for number, visits in enumerate(self.visits) if visits and number not in self.forgotten]
+        order = list(tried)
+        Random(seed).shuffle(order)
+        values = list(self.values)
+        for to, of in zip(tried, order, strict=True):
+            values[to] = self.values[of]
+        elsewhere = self.table.compare(values) if self.table.settings.transfer else {}
+        return replace(self, values=tuple(values), elsewhere=elsewhere)
+
+
+def embed_distinct(embedder: Embedder, texts: Sequence[str]) -> Vectors:
+    """The vectors of ``texts``, shape (n, d), each distinct text embedded once."""
+    distinct = list(dict.fromkeys(texts))
+    vectors = embedder.embed(distinct)
+    row = {text: number for number, text in enumerate(distinct)}
+    return vectors[[row[text] for text in texts]] if texts else vectors

@@ -1,0 +1,88 @@
+"""Settings of SAMem: the section ``samem`` of a configuration. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from memory.settings import EmbedderSettings, Settings
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Cosine = Annotated[float, Field(ge=-1, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+IDENTITY = ("state_key", "store", "threshold", "thought_threshold", "embedder")
+"""The settings that say what a state and a thought are: a table is learnt, and used, with one choice of them."""
+
+
+class SamemSettings(Settings):
+    """How states and thoughts are told apart, and how their values are learnt, forgotten and used.
+
+    Neither paper nor code gives alpha, gamma and the epsilon schedule: the defaults are ours.
+    """
+
+    state_key: Literal["state", "scene", "task"] = "state"
+    """What a state is made of. ``state``: the whole summary. The coarser baselines: ``scene``, the task and what is
+    seen now, without what was done; ``task``, the task alone."""
+    store: Literal["thought", "action"] = "thought"
+    """What is valued in a state: the agent's thoughts, or the actions as they were played."""
+    threshold: Cosine = 0.85
+    """A summary whose cosine with the nearest state is at least this joins it; else it founds a new state."""
+    thought_threshold: Cosine = 0.85
+    """The same for the thoughts of one state."""
+    embedder: EmbedderSettings = EmbedderSettings()
+
+    step_size: Literal["constant", "1/N"] = "constant"
+    """``1/N``: of the N-th update of a thought (the mean of its targets, where these do not move)."""
+    alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """The constant step size."""
+    gamma: Share = 0.95
+    initial: float = 0.0
+    """Value of a thought that was never tried. Above what can be earned (optimistic), it makes an agent try
+    everything."""
+    transfer: Annotated[float, Field(ge=0)] = 0.0
+    """What the same words did in like states of other tasks (:func:`memory.summary.situation`) counts as so many visits
+    when a thought is chosen in training, where that speaks for it; a never-tried thought is worth ``initial`` times the
+    share of trials there that led on; and where nothing can be recalled without exploration, the words of the highest
+    mean value are, if that is above ``initial``. 0: states share nothing."""
+    n_step: Count = 1
+    """Rewards that are summed before the best next value is taken."""
+    sweeps: Count = 1
+    """How often a batch of episodes is gone through: experience replay within the batch."""
+
+    epsilon_start: Share = 0.3
+    epsilon_end: Share = 0.1
+    epsilon_episodes: Count = 100
+    """Training episodes over which epsilon falls linearly from ``epsilon_start`` to ``epsilon_end``."""
+    bonus: Annotated[float, Field(ge=0)] = 0.0
+    """Optimistic bonus in training: ``bonus`` / sqrt(visits + 1) is added to a value when a thought is chosen, never
+    when one is learnt. 0: none."""
+
+    recall: Literal["replace", "hint"] = "replace"
+    """``replace``: the recalled thought takes the place of the agent's own. ``hint``: it is shown, the agent thinks."""
+    positive_only: bool = False
+    """Recall only thoughts of a value above ``initial`` (of positive value, where that is 0): where nothing good is
+    known, the agent thinks for itself."""
+
+    no_repeats: bool = False
+    """A thought that brought an answer which the episode had seen before is not recalled again in that state until the
+    episode ends. Values only change at barriers: without this, an agent that follows them may go round in a circle."""
+
+    forget_above: Count = 5
+    """Once more than so many thoughts of a state have values other than zero, the lowest one is judged."""
+    judge: Literal["offline", "model", "none"] = "offline"
+    """Who judges: the rule of :mod:`memory.forgetting`, a language model, or nobody (nothing is forgotten)."""
+
+    @model_validator(mode="after")
+    def _epsilon_falls(self) -> SamemSettings:
+        if self.epsilon_end > self.epsilon_start:
+            raise ValueError(
+                f"epsilon_end: {self.epsilon_end} is above epsilon_start {self.epsilon_start}; exploration decays: "
+                "give at most that"
+            )
+        return self
+
+    def identity(self) -> dict[str, object]:
+        """The part of the settings that a table is bound to."""
+        return {name: value for name, value in self.model_dump(mode="json").items() if name in IDENTITY}

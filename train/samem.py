@@ -1,0 +1,198 @@
+"""SAMem over this project's trajectories: what `saga samem` and `saga memory calibrate` do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from envs.cache import cache_folder
+from memory.builder_settings import LanguageModelSettings
+from memory.embedding import Embedder, make_embedder
+from memory.experience import Experience, read_experience, rewards_or_outcome
+from memory.forgetting import make_judge
+from memory.language_model import LanguageModel
+from memory.qtable import QTable
+from memory.records import MemoryRecordError, Trajectory
+from memory.samem_settings import SamemSettings
+from memory.samem_store import DEFAULT_NAME, find_table, learnt_trajectories, load_table, save_barrier
+from memory.store import Store
+from memory.summary import Tracker, Words, condense
+from train.config import apply_override, read_yaml
+from train.ingest import run_trajectories
+
+BATCH = 64
+"""Episodes of one barrier when a table is learnt offline."""
+
+
+class SamemConfig(SamemSettings):
+    """The settings of a table, and the language model that judges thoughts where ``judge`` says so."""
+
+    model: LanguageModelSettings | None = None
+
+
+def read_settings(file: Path | None, overrides: Sequence[str], kept: dict[str, object] | None = None) -> SamemConfig:
+    """Settings from a YAML file and ``key.sub=value`` words, upon what the table was learnt with.
+
+    Raises:
+        MemoryRecordError: a field that there is not, or a value that does not fit.
+    """
+    values: dict[str, Any] = {**(kept or {}), **(read_yaml(file) if file else {})}
+    for override in overrides:
+        apply_override(values, override)
+    try:
+        return SamemConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise MemoryRecordError(f"samem.{field}: {first['msg']} (got {first.get('input')!r})") from None
+
+
+def open_table(
+    store: Store, name: str, file: Path | None, overrides: Sequence[str], cache: Path | None = None
+) -> tuple[QTable, Words | None]:
+    """The table ``name`` of a store with an embedder and a judge; an empty one where there is none yet."""
+    kept = find_table(store, name)
+    settings = read_settings(file, overrides, None if kept is None else kept.identity)
+    model = settings.model
+    judge_model = (
+        LanguageModel(model, cache_folder() / "samem" / "calls") if model and settings.judge == "model" else None
+    )
+    try:
+        judge = make_judge(settings.judge, judge_model)
+    except ValueError as error:
+        raise MemoryRecordError(f"samem.{error}") from None
+    embedder = make_embedder(settings.embedder, cache or cache_folder() / "vectors.db")
+    return load_table(store, settings, embedder, name=name, judge=judge)
+
+
+def experiences(
+    trajectories: Sequence[Trajectory], words: Words, settings: SamemSettings, *, lifted: bool
+) -> Iterator[Experience]:
+    """Episodes with the deterministic summariser's states.
+
+    Args:
+        lifted: thoughts are the actions with roles for names, and the options what could be done; else the thoughts
+            are those that were written.
+    """
+    for trajectory in trajectories:
+        found = condense(trajectory, words, settings.state_key, lift=settings.store == "thought")
+        if lifted:
+            yield read_experience(
+                trajectory, found.states, settings.store, thoughts=found.lifted, options=found.options
+            )
+        else:
+            yield read_experience(rewards_or_outcome(trajectory), found.states, settings.store)
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """``known``: episodes that the table had learnt from before."""
+
+    episodes: int
+    known: int
+    updates: int
+    forgotten: int
+    snapshot: str
+
+
+def learn_offline(
+    store: Store,
+    paths: Sequence[Path],
+    *,
+    name: str = DEFAULT_NAME,
+    config: Path | None = None,
+    overrides: Sequence[str] = (),
+    lifted: bool = False,
+    batch: int = BATCH,
+) -> Learnt:
+    """Learn from run folders and episode files (which are added to the memory), or from all that the memory holds.
+
+    Episodes that the table has learnt from are left out. A kill leaves whole batches.
+
+    Raises:
+        MemoryRecordError: nothing there, or settings other than those that the table was learnt with.
+        TrajectoryError: a damaged file.
+    """
+    table, words = open_table(store, name, config, overrides)
+    found = [trajectory for path in paths for trajectory in run_trajectories(path)]
+    store.add_trajectories(found)
+    if not paths:
+        found = list(store.trajectories())
+    if not found:
+        raise MemoryRecordError("samem: no trajectories in the memory; name run folders, or `saga memory ingest` first")
+    done = learnt_trajectories(store, name)
+    new = [trajectory for trajectory in found if trajectory.id not in done]
+    words = Words.learn(new).joined(words or Words())
+    updates = forgotten = 0
+    for start in range(0, len(new), batch):
+        barrier = table.learn(experiences(new[start : start + batch], words, table.settings, lifted=lifted))
+        save_barrier(store, table, barrier, words, name=name)
+        updates += len(barrier.updates)
+        forgotten += sum(not verdict.sound for verdict in barrier.verdicts)
+    return Learnt(len(new), len(found) - len(new), updates, forgotten, table.snapshot().id)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Cosines of pairs of summaries. ``threshold``: where the share of same-state pairs at or above it less that of
+    different-state pairs is highest (Youden 1950)."""
+
+    same: list[float]
+    different: list[float]
+    threshold: float
+
+    def merged(self, threshold: float) -> tuple[float, float]:
+        """The share of same-state and of different-state pairs at or above a threshold."""
+        return float(np.mean(np.array(self.same) >= threshold)), float(np.mean(np.array(self.different) >= threshold))
+
+
+def calibrate(
+    trajectories: Sequence[Trajectory], embedder: Embedder, *, pairs: int = 2000, seed: int = 0
+) -> Calibration:
+    """Compare summaries that name things, as a language model's do; two are of one state where the summaries with roles
+    are equal.
+
+    Raises:
+        MemoryRecordError: too few trajectories for pairs of both kinds.
+    """
+    words = Words.learn(trajectories)
+    texts: dict[str, set[str]] = {}
+    for trajectory in trajectories:
+        if not trajectory.steps:
+            continue
+        tracker = Tracker(words, trajectory.goal, trajectory.steps[0].observation)
+        for step in trajectory.steps:
+            summary = tracker.summary(step.admissible)
+            texts.setdefault(summary, set()).add(tracker.named(summary))
+            tracker.played(step.action, step.result, step.valid)
+    chance = Random(seed)
+    states = sorted(texts)
+    same = [pair for state in states for pair in combinations(sorted(texts[state])[:20], 2)]
+    different = [
+        (chance.choice(sorted(texts[one])), chance.choice(sorted(texts[other])))
+        for one, other in (chance.sample(states, 2) for _ in range(pairs if len(states) > 1 else 0))
+    ]
+    same = chance.sample(same, min(pairs, len(same)))
+    if not same or not different:
+        raise MemoryRecordError("samem: too few trajectories to compare; ingest some dozens of episodes first")
+    cosines = [_cosines(embedder, kind) for kind in (same, different)]
+    # Thresholds up from 0.5 in steps of 0.005; of equally good ones the middle.
+    grid = np.arange(0.5, 1.0, 0.005)
+    gain = np.array([(cosines[0] >= at).mean() - (cosines[1] >= at).mean() for at in grid])
+    best = grid[np.isclose(gain, gain.max())]
+    return Calibration(cosines[0].tolist(), cosines[1].tolist(), round(float(best[len(best) // 2]), 3))
+
+
+def _cosines(embedder: Embedder, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    texts = sorted({text for pair in pairs for text in pair})
+    row = {text: number for number, text in enumerate(texts)}
+    vectors = embedder.embed(texts)
+    left, right = (vectors[[row[pair[side]] for pair in pairs]] for side in (0, 1))
+    return (left * right).sum(axis=1)
