@@ -229,8 +229,8 @@ class GrpoConfig(Section):
     """1: the next batch is rolled out, with the previous adapter, during the update. None: 1 with a server, else 0."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     schedule: Literal["linear", "constant"] = "linear"
-    """How the learning rate goes on over the iterations: falling to zero, or not at all. As games are won, fewer groups
-    have signal and gradients are noisier: at a constant rate SmolLM2 lost again what it had gained."""
+    """How the learning rate goes on over the iterations: falling to zero, or not at all. As more games are won, fewer
+    groups have signal and gradients are noisier."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.28

@@ -48,6 +48,7 @@ grpo:
   groups: 2
   group_size: 4
   learning_rate: 1.0e-4
+  invalid_penalty: 0.05 # a signal even where nothing is won
 eval: {tasks: 'household/easy/eval:0-2'}
 """
 

@@ -43,7 +43,7 @@ agent: {context_tokens: 1024, max_new_tokens: 16, concurrency: 8}
 lora: {rank: 16, alpha: 32, last_layers: 8}
 warm_start:
   {tasks: 'household/easy/train:0-11', episodes: 12, recovery_share: 0.5, epochs: 4, learning_rate: 3.0e-3, tokens_per_batch: 512}
-grpo: {tasks: 'household/easy/train:20-29', iterations: 1, groups: 2, group_size: 4, refill: 1}
+grpo: {tasks: 'household/easy/train:20-29', iterations: 1, groups: 2, group_size: 4, refill: 1, invalid_penalty: 0.05}
 eval: {tasks: 'household/easy/eval:0-1', at_start: false}
 """  # noqa: E501
 
