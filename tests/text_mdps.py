@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from envs.base import StepResult, Task, TextEnv
+from envs.base import EnvFault, ExpertMove, StepResult, Task, TextEnv
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class TextMdp(TextEnv):
     def admissible(self) -> list[str]:
         return sorted(self._dynamics[self._state])
 
-    def expert(self):  # type: ignore[no-untyped-def]
-        raise NotImplementedError
+    def expert(self) -> ExpertMove:
+        raise EnvFault("these worlds have no expert")
 
     def close(self) -> None:
         return None

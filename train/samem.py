@@ -117,7 +117,7 @@ def learn_offline(
     Episodes that the table has learnt from are left out. A kill leaves whole batches.
 
     Raises:
-        MemoryRecordError: nothing there, or settings other than those that the table was learnt with.
+        MemoryRecordError: nothing there, no thoughts, or settings other than those that the table was learnt with.
         TrajectoryError: a damaged file.
     """
     table, words = open_table(store, name, config, overrides)
@@ -129,6 +129,12 @@ def learn_offline(
         raise MemoryRecordError("samem: no trajectories in the memory; name run folders, or `saga memory ingest` first")
     done = learnt_trajectories(store, name)
     new = [trajectory for trajectory in found if trajectory.id not in done]
+    written = any(step.thought for trajectory in new for step in trajectory.steps)
+    if new and not (lifted or written or table.settings.store == "action"):
+        raise MemoryRecordError(
+            f"samem: none of {len(new)} episodes holds a written thought; learn from actions with --lifted, or play "
+            "with agent.thoughts=true"
+        )
     words = Words.learn(new).joined(words or Words())
     updates = forgotten = 0
     for start in range(0, len(new), batch):

@@ -56,6 +56,8 @@ def show_stats(store: Store, name: str) -> None:
 def show_state(store: Store, name: str, state: int, limit: int) -> None:
     """Raises: MemoryRecordError: no such table or state."""
     table = _open(store, name)
+    if not table.states:
+        raise MemoryRecordError(f"state: table {name!r} has none yet; `saga samem learn` first")
     if not 0 <= state < len(table.states):
         raise MemoryRecordError(f"state: {state} is not in table {name!r}; give 0 to {len(table.states) - 1}")
     console = Console(highlight=False)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from memory.store import LedgerEntry, Store
+from tests.command import error_of, saga
 from tests.vault import PRINCIPLE, PROCEDURE, episode, hierarchy, link, trajectory
-from train.cli import main
 
 pytestmark = pytest.mark.unit
 
@@ -38,17 +38,10 @@ def run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def saga(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["saga", "memory", *args])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    return int(exit_.value.code or 0)
-
-
 @pytest.fixture
 def out(run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Out:
     def run(*args: str) -> str:
-        assert saga(monkeypatch, *args, "--store", str(run_folder)) == 0
+        assert saga(monkeypatch, "memory", *args, "--store", str(run_folder)) == 0
         return capsys.readouterr().out
 
     return run
@@ -117,13 +110,11 @@ def test_diff_tells_what_came(out: Out) -> None:
     assert any(line.split()[:3] == ["+", PRINCIPLE.id, "audited"] for line in text.splitlines())
 
 
-def test_export_and_import_carry_a_memory_over(out: Out, run_folder: Path) -> None:
+def test_export_and_import_carry_a_memory_over(out: Out, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1 trajectory, 1 snapshot, 1 episode" in out("export", "a.jsonl.gz")
     with Store(f"sqlite:///{run_folder}/memory.db") as store:
         name = store.snapshot()
-    sys.argv = ["saga", "memory", "import", "a.jsonl.gz", "--store", "new.db"]
-    with pytest.raises(SystemExit):
-        main()
+    assert saga(monkeypatch, "memory", "import", "a.jsonl.gz", "--store", "new.db") == 0
     with Store(f"sqlite:///{run_folder.parent}/new.db") as store:
         assert store.snapshot() == name
 
@@ -146,11 +137,7 @@ def test_export_and_import_carry_a_memory_over(out: Out, run_folder: Path) -> No
 def test_bad_input_is_one_error_with_exit_code_2(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], message: str
 ) -> None:
-    assert saga(monkeypatch, *args) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert message in error
-    assert len(error.strip().splitlines()) == 1
+    assert message in error_of(monkeypatch, capsys, "memory", *args)
     assert not (run_folder.parent / "memory.db").exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,21 +11,14 @@ from memory.embedding import HashingEmbedder
 from memory.records import MemoryRecordError, Trajectory
 from memory.samem_store import DEFAULT_NAME, read_barriers
 from memory.store import Store
+from tests.command import error_of, saga
 from tests.unit.test_samem_summary import workshop
-from train.cli import main
 from train.samem import calibrate, read_settings
 
 pytestmark = pytest.mark.unit
 
 Out = Callable[..., str]
 HASHING = ("embedder.kind=hashing", "threshold=0.99", "thought_threshold=0.9", "alpha=0.5", "gamma=0.5")
-
-
-def saga(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["saga", *args])
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    return int(exit_.value.code or 0)
 
 
 def played(number: int, thing: str = "cup") -> Trajectory:
@@ -129,14 +121,22 @@ def test_calibrate_prints_a_threshold(out: Out, tmp_path: Path) -> None:
 def test_mistakes_are_one_line(
     out: Out, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], message: str
 ) -> None:
-    assert saga(monkeypatch, *args) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert message in error
-    assert len(error.strip().splitlines()) == 1
+    assert message in error_of(monkeypatch, capsys, *args)
 
 
 def test_a_table_keeps_its_settings(out: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     out("samem", "learn", *HASHING)
     assert saga(monkeypatch, "samem", "learn", "threshold=0.8") == 2
     assert read_settings(None, ["alpha=0.1"], {"threshold": 0.7}).threshold == 0.7
+
+
+def test_episodes_without_thoughts_teach_actions_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = str(tmp_path / "memory.db")
+    with Store(f"sqlite:///{store}") as opened:
+        opened.add_trajectories([workshop()])
+    told = error_of(monkeypatch, capsys, "samem", "learn", *HASHING, "--store", store)
+    assert "none of 1 episodes holds a written thought; learn from actions with --lifted" in told
+    assert saga(monkeypatch, "samem", "learn", *HASHING, "--lifted", "--store", store) == 0
+    assert "learnt from 1 episodes (0 known), 8 updates" in capsys.readouterr().out
