@@ -122,14 +122,14 @@ def build_config(config: Path | None, overrides: Sequence[str], builder: str) ->
     return read_settings(BuildConfig, data)
 
 
-def read_settings(kind: type[Read], data: dict[str, Any]) -> Read:
-    """Settings of ``kind`` from ``data``. Raises MemoryRecordError: a line per wrong field."""
+def read_settings(kind: type[Read], data: dict[str, Any], section: str = "") -> Read:
+    """Settings of ``kind`` from ``data``. Raises MemoryRecordError: a line per wrong field, within ``section``."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         lines = []
         for item in error.errors():
-            field = ".".join(map(str, item["loc"])) or "settings"
+            field = ".".join(map(str, ([section] if section else []) + list(item["loc"]))) or "settings"
             value = "" if item["type"] in ("missing", "value_error") else f" ({item['input']!r})"
             lines.append(f"{field}: {item['msg'].removeprefix('Value error, ')}{value}")
         raise MemoryRecordError("\n".join(lines)) from None

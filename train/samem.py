@@ -10,7 +10,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from envs.cache import cache_folder
 from memory.builder_settings import LanguageModelSettings
@@ -26,6 +25,7 @@ from memory.store import Store
 from memory.summary import Tracker, Words, condense
 from train.config import apply_override, read_yaml
 from train.ingest import run_trajectories
+from train.memory_build import read_settings as settings_from
 
 BATCH = 64
 """Episodes of one barrier when a table is learnt offline."""
@@ -46,12 +46,7 @@ def read_settings(file: Path | None, overrides: Sequence[str], kept: dict[str, o
     values: dict[str, Any] = {**(kept or {}), **(read_yaml(file) if file else {})}
     for override in overrides:
         apply_override(values, override)
-    try:
-        return SamemConfig.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise MemoryRecordError(f"samem.{field}: {first['msg']} (got {first.get('input')!r})") from None
+    return settings_from(SamemConfig, values, "samem")
 
 
 def open_table(
