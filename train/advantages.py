@@ -20,8 +20,8 @@ Baseline = Literal["mean", "leave_one_out"]
 def penalised_rewards(episode: Episode, invalid_penalty: float, repeat_penalty: float = 0.0) -> list[float]:
     """The environment's reward of each step, less what the step wasted.
 
-    That is ``invalid_penalty`` where the action was invalid or malformed, ``repeat_penalty`` where it repeats an earlier
-    one that the world answered just the same, and the larger of them where it is both.
+    That is ``invalid_penalty`` where the action was invalid or malformed, ``repeat_penalty`` where it repeats an
+    earlier one that the world answered just the same, and the larger of them where it is both.
     """
     return [
         step.reward - max(invalid_penalty * (not step.valid), repeat_penalty * repeated)
