@@ -149,6 +149,9 @@ class AgentConfig(Section):
     observation_tokens: Annotated[int, Field(ge=16)] = 400
     """An observation longer than this is cut in the middle."""
     max_new_tokens: Positive = 32
+    note_tokens: Annotated[int, Field(ge=0)] = 0
+    """Length of the note that the policy writes on a lost game before it tries again (``eval.tries``), and sees in all
+    later tries (Reflexion). 0: none, it only tries again."""
     concurrency: Positive = 16
     """Episodes in flight."""
     last_turns: Positive | None = None
@@ -270,6 +273,9 @@ class EvalConfig(Section):
     seeds: Positive = 1
     """Repetitions with different sampling and environment seeds."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
+    tries: Positive = 1
+    """Most tries of an item and seed. Above 1 a lost one is played again from its start, and success is that within so
+    many tries: a protocol of its own, in which the agent is told how its tries ended."""
     at_start: bool = True
     """Evaluate what the run starts from, too; before anything is learnt most episodes go on to their last step."""
 

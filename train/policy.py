@@ -43,6 +43,7 @@ class Policy:
 
         torch.set_num_threads(config.run.threads or torch.get_num_threads())
         self.config = config
+        self._folder = folder
         self.adapter = BASE
         self.model: Any = None
         self.chat: ChatModel
@@ -123,6 +124,18 @@ class Policy:
         memory = memory or self.memory
         guide = None if memory is None else memory.guide(job.id, lambda text: len(self.codec.text(text)))
         return PolicyPlayer(self.chat, self.codec, job, agent, temperature, self.config.run.seed, guide)
+
+    def adopt(self, config: Config) -> None:
+        """Play under ``config`` from now on, which has the same model, engine and world: prompts and memory change.
+
+        Raises:
+            MemoryRecordError: its memory cannot be opened.
+        """
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
+        self.config = config
+        self.memory = open_memory(config.memory, config.env.name, self._folder)
 
     @property
     def dtype(self) -> str:
