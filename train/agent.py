@@ -34,7 +34,7 @@ from train.prompts import (
     thin,
     transcript,
 )
-from train.tokens import TokenCodec
+from train.tokens import Codec
 from train.trajectory import Context, Episode, Role, Step
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class PolicyPlayer:
     def __init__(
         self,
         model: ChatModel,
-        codec: TokenCodec,
+        codec: Codec,
         job: Job,
         config: AgentConfig,
         temperature: float,
@@ -351,7 +351,7 @@ class PolicyPlayer:
         return generation.text
 
     def contexts(self) -> list[Context]:
-        return self._before + self._conversation.contexts
+        return self._before + self._conversation.contexts if self._codec.token_level else []
 
     def release(self) -> None:
         self._model.release(self._key)
@@ -413,7 +413,7 @@ class HumanPlayer(_TokenlessPlayer):
                 return Turn(reply_text(action, None), None, action)
 
 
-def start_conversation(codec: TokenCodec, world: str, config: AgentConfig) -> Conversation:
+def start_conversation(codec: Codec, world: str, config: AgentConfig) -> Conversation:
     """An empty dialogue under the configuration's prompt and budget."""
     return Conversation(
         codec,

@@ -209,7 +209,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 def compare_and_show(a: Path, b: Path, items: bool) -> None:
     """Print the comparison of two evaluations. Raises ConfigError."""
     files = find_evaluation(a), find_evaluation(b)
-    found = compare(*map(read_evaluation, files))
+    found = compare(read_evaluation(files[0]), read_evaluation(files[1]))
     console = Console(highlight=False)
     console.print(f"A: {files[0]}\nB: {files[1]}", soft_wrap=True)
     columns = ("task type", "metric", "items", "A %", "B %", "B - A % (95 %)", "p")

@@ -29,7 +29,7 @@ def builder_settings(built: Built, config: Config) -> BuilderSettings:
     if built == "offline":
         return settings.model_copy(update={"builder": "offline"})
     if built == "policy":
-        if config.model.engine != "server":
+        if config.model.engine not in ("server", "api"):
             raise ConfigError(
                 f"--arms builder-policy: the policy must answer at an address, but model.engine is "
                 f"{config.model.engine!r}; set model.engine=server and model.urls=[http://HOST:PORT]"
