@@ -85,18 +85,19 @@ def test_made_up_items_by_hand() -> None:
 
 
 def test_made_up_items_keep_intervals_true_where_few_items_differ() -> None:
-    """16 items won with 0.02, one in ten of which gains 0.78 (mean 0.078); two samples an arm, 300 experiments."""
+    """8 items won with 0.02, one in ten of which gains 0.78 (mean 0.078); two samples an arm, 300 experiments."""
     generator = np.random.default_rng(1)
     covered = {0.0: 0, 0.5: 0}
     for seed in range(300):
-        mended = generator.random(16) < 0.1
-        arms = [np.full(16, 0.02), np.where(mended, 0.8, 0.02)]
+        mended = generator.random(8) < 0.1
+        arms = [np.full(8, 0.02), np.where(mended, 0.8, 0.02)]
         before, after = ({str(i): generator.binomial(1, p, 2).tolist() for i, p in enumerate(arm)} for arm in arms)
         for pseudo in covered:
             effect = paired_effect(before, after, samples=2000, seed=seed, pseudo=pseudo)
             covered[pseudo] += effect.low <= 0.078 <= effect.high
-    assert covered[0.5] >= 279, covered  # 93 %, expected 98
-    assert covered[0.0] < 273, covered  # 91 %, expected 88: what the made-up items are for
+    print(covered)
+    assert covered[0.5] >= 279, covered  # 93 %
+    assert covered[0.0] < 240, covered  # 80 %: what the made-up items are for
 
 
 def test_p_agrees_with_the_interval() -> None:
