@@ -49,6 +49,7 @@ class Policy:
             raise ConfigError(f"--adapter {adapter}: an API takes no adapter; serve the model with vLLM, or drop it")
         self.adapter = BASE
         self.model: Any = None
+        self.tokenizer: Any = None
         self.chat: ChatModel
         self.memory = open_memory(config.memory, config.env.name, folder)
         """What its players are guided by; whoever adds to the store closes it and opens another one between phases."""
@@ -61,8 +62,8 @@ class Policy:
             if adapter is not None:
                 self.model = load_adapter(self.model, adapter, trainable=trainable)
                 self.adapter = adapter.name
-        else:
-            self.tokenizer = load_tokenizer(config.model) if config.model.engine != "api" else None
+        elif config.model.engine != "api":
+            self.tokenizer = load_tokenizer(config.model)
         self.codec: Codec = MessageCodec() if self.tokenizer is None else TokenCodec(self.tokenizer)
         self._pending = adapter
         self._open_engine()
