@@ -219,7 +219,9 @@ def list_states(
         rows = connection.execute(
             query.order_by(func.coalesce(func.sum(thought.visits), 0).desc(), of.number).offset(offset).limit(limit)
         )
-        return Page([KeptState(row.number, _kept_founder(row), row.thoughts, row.visits, row.best) for row in rows], total)
+        return Page(
+            [KeptState(row.number, _kept_founder(row), row.thoughts, row.visits, row.best) for row in rows], total
+        )
 
 
 def read_state(store: Store, name: str, state: int) -> tuple[Founder, list[KeptThought]]:
@@ -233,7 +235,9 @@ def read_state(store: Store, name: str, state: int) -> tuple[Founder, list[KeptT
         of = schema.states.c
         found = connection.execute(select(schema.states).where(of.qtable == kept, of.number == state)).first()
         if found is None:
-            raise MemoryRecordError(f"state: {state} is not in table {name!r}; `saga samem policy` lists those there are")
+            raise MemoryRecordError(
+                f"state: {state} is not in table {name!r}; `saga samem policy` lists those there are"
+            )
         mine, verdict = schema.thoughts.c, schema.verdicts.c
         rows = connection.execute(select(schema.thoughts).where(mine.qtable == kept, mine.state == state)).all()
         verdicts = {

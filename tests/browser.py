@@ -122,8 +122,10 @@ class Tab:
             methods = {event.get("method") for event in self._events}
             if "Page.loadEventFired" in methods or "Page.navigatedWithinDocument" in methods:
                 return
-            if self.run("location.href") == before and not methods & {"Page.frameStartedLoading"} and (
-                self.run(f"document.querySelector({json.dumps(selector)})?.tagName") == "SUMMARY"
+            if (
+                self.run("location.href") == before
+                and not methods & {"Page.frameStartedLoading"}
+                and (self.run(f"document.querySelector({json.dumps(selector)})?.tagName") == "SUMMARY")
             ):
                 return  # it only opened
             self._heard(self._next(until))
@@ -143,9 +145,7 @@ class Tab:
         return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def size(self, width: int, height: int = 900, *, mobile: bool = False) -> None:
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
     def media(self, kind: str = "", *, dark: bool = False) -> None:
         """Show the page as on paper (``kind`` "print"), or in dark or light colours."""

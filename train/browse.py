@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import typer
 from starlette.applications import Starlette
@@ -28,7 +27,7 @@ from memory.schema import memory_url
 from memory.store import Store
 from train.browse_pages import Browser, Page
 from train.config import ConfigError
-from train.html import environment
+from train.html import environment, style
 from train.run_folder import read_run
 from train.target import CONFIG, REQUEST
 from train.trajectory import TrajectoryError
@@ -69,9 +68,9 @@ def browse(target: str, store: str | None, host: str, port: int) -> None:
 
     folder = Path(target)
     run = read_run(folder) if (folder / CONFIG).is_file() or (folder / REQUEST).is_file() else None
-    address = memory_url(store) if store else (run.store if run else memory_url(target))
+    where = store or (run.store if run else target)
     with ExitStack() as stack:
-        memory = stack.enter_context(Store(address, create=False)) if address else None
+        memory = stack.enter_context(Store(memory_url(where), create=False)) if where else None
         if not is_loopback(host):
             typer.echo(f"warning: --host {host}: whoever reaches this machine can read the memory", err=True)
         typer.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}  (Ctrl-C ends it)")
@@ -104,10 +103,9 @@ def make_app(browser: Browser, host: str = "127.0.0.1") -> Starlette:
         reason = f"There is no page {request.url.path}"
         return show(request, Page("error.html", {"title": "Not found", "reason": reason}), 404)
 
-    style = (Path(__file__).parent / "templates" / "style.css").read_text()
     routes = [Route(path, partial(answer, make), methods=["GET"]) for path, make in _PAGES.items()]
     routes += [
-        Route("/style.css", lambda _: Response(style, media_type="text/css"), methods=["GET"]),
+        Route("/style.css", lambda _: Response(style(), media_type="text/css"), methods=["GET"]),
         Route("/icon.svg", lambda _: Response(_ICON, media_type="image/svg+xml"), methods=["GET"]),
     ]
     names = ["127.0.0.1", "localhost", "::1", "[::1]", host] if is_loopback(host) else ["*"]
@@ -131,5 +129,3 @@ class _Headers:
             await send(message)
 
         await self.app(scope, receive, with_headers)
-
-

@@ -211,7 +211,9 @@ class Browser:
         words, number = request.query_params.get("words", ""), _page_number(request)
         found = list_states(self.store, name, words, offset=PAGE * number, limit=PAGE)
         values = {"title": "States", "table": name, "found": found, "words": words}
-        return Page("states.html", values | {"barriers": read_barriers(self.store, name)} | _pager(request, found.total, PAGE))
+        return Page(
+            "states.html", values | {"barriers": read_barriers(self.store, name)} | _pager(request, found.total, PAGE)
+        )
 
     def state(self, request: Request) -> Page:
         name, number = self._table(request), request.path_params["number"]
@@ -234,7 +236,7 @@ class Browser:
         )
 
     def _table(self, request: Request) -> str:
-        name = request.query_params.get("table", self.tables[0] if self.tables else DEFAULT_NAME)
+        name = request.query_params.get("table", self.table)
         if name not in self.tables:
             raise MemoryRecordError(f"There is no table {name!r} of values; `saga samem learn` makes one")
         return str(name)
@@ -301,12 +303,18 @@ class Browser:
         """Of each step whose state the table knows, the thoughts of that state, as the table has them now."""
         found: dict[int, list[KeptThought]] = {}
         for step in episode.steps:
-            if step.recall is not None and step.recall.state is not None and self.tables:
+            if step.recall is not None and step.recall.state is not None and self.table in self.tables:
                 try:
-                    found[step.index] = read_state(self.store, self.tables[0], step.recall.state)[1]
+                    found[step.index] = read_state(self.store, self.table, step.recall.state)[1]
                 except MemoryRecordError:  # played with another table
                     continue
         return found
+
+    @property
+    def table(self) -> str:
+        """The table of values that is shown unless another one is named: the run's, else the oldest."""
+        named = (self.run.config.get("samem") or {}).get("table") if self.run else None
+        return str(named or (self.tables[0] if self.tables else DEFAULT_NAME))
 
     def _kept(self, episode: Episode) -> str | None:
         """The id of the trajectory that the memory holds of an episode; None: it was not taken in."""

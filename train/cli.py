@@ -188,7 +188,9 @@ def browse(
     store: Annotated[
         str | None, typer.Option("--store", help="The memory, where it is not the run's own: a file or a URL.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to serve on; the default is reached from here only.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to serve on; the default is reached from here only.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on.")] = 8642,
 ) -> None:
     """Walk a memory in the web browser, from principles to raw steps and back, and replay episodes."""

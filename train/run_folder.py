@@ -19,13 +19,15 @@ SUFFIX = ".jsonl.gz"
 @dataclass(frozen=True)
 class RunFolder:
     """``config``: as it was resolved, {} where none is kept. ``metrics``: of each phase and step the last line, in the
-    order of time. ``evaluations``: by phase, in the order in which they ended. ``adapter``: the final one, "" without.
+    order of time. ``evaluations``: by phase, in the order in which they ended. ``journal``: what each finished phase
+    left. ``adapter``: the final one, "" without.
     """
 
     path: Path
     config: dict[str, Any]
     metrics: tuple[dict[str, Any], ...]
     evaluations: dict[str, dict[str, Any]]
+    journal: dict[str, dict[str, Any]]
     adapter: str = ""
 
     @property
@@ -34,10 +36,13 @@ class RunFolder:
 
     @property
     def store(self) -> str | None:
-        """Address of its memory; None: it has none."""
-        address = (self.config.get("memory") or {}).get("store")
+        """The memory that it filled, or used: a file or a URL; None: it has none."""
         own = self.path / "memory.db"
-        return address or (f"sqlite:///{own.resolve()}" if own.is_file() else None)
+        if own.is_file():
+            return str(own)
+        sections = {"memory": "store", "samem": "database"}
+        named = ((self.config.get(section) or {}).get(field) for section, field in sections.items())
+        return next((str(address) for address in named if address), None)
 
 
 def read_run(path: Path) -> RunFolder:
@@ -54,9 +59,11 @@ def read_run(path: Path) -> RunFolder:
         config = dict(_read_json(path / REQUEST).get("config") or {})
     evaluations = {file.stem: read_evaluation(file) for file in sorted((path / "evals").glob("*.json"))}
     ordered = dict(sorted(evaluations.items(), key=lambda pair: str(pair[1].get("finished", ""))))
-    result = path / "result.json"
-    adapter = str(_read_json(result).get("adapter") or "") if result.is_file() else ""
-    return RunFolder(path, config, _read_metrics(path / "metrics.jsonl"), ordered, adapter)
+    journal, result = (
+        _read_json(file) if file.is_file() else {} for file in (path / "journal.json", path / "result.json")
+    )
+    metrics = _read_metrics(path / "metrics.jsonl")
+    return RunFolder(path, config, metrics, ordered, journal, str(result.get("adapter") or ""))
 
 
 def episode_files(run: Path) -> list[Path]:
