@@ -25,7 +25,11 @@ def find_chromium() -> str | None:
 
 
 class Tab:
-    """One page of a headless Chromium. ``errors``: what its console and its security policy complained of."""
+    """One page of a headless Chromium.
+
+    ``errors``: what its console and its security policy complained of, and dialogs that opened; ``requests``: the
+    addresses that were asked for.
+    """
 
     def __init__(self, chromium: str, profile: Path) -> None:
         to_us, from_us = os.pipe(), os.pipe()
@@ -50,6 +54,7 @@ class Tab:
         self._session = ""
         self._events: list[dict[str, Any]] = []
         self.errors: list[str] = []
+        self.requests: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -97,6 +102,10 @@ class Tab:
                 self.errors.append(str(params["exceptionDetails"]))
             case "Runtime.consoleAPICalled":
                 self.errors.append(f"console.{params['type']}: {params['args']}")
+            case "Page.javascriptDialogOpening":
+                self.errors.append(f"dialog: {params['message']}")
+            case "Network.requestWillBeSent":
+                self.requests.append(params["request"]["url"])
 
     def go(self, url: str) -> None:
         self._events.clear()
@@ -104,35 +113,29 @@ class Tab:
             self._loaded()
 
     def click(self, selector: str) -> None:
-        """Click the middle of the first element that ``selector`` matches, as a mouse does, and await the page."""
+        """Click the middle of the first element that ``selector`` matches, as a mouse does; await where it leads."""
         found = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null;"
             "e.scrollIntoView({block: 'center', behavior: 'instant'}); const r = e.getClientRects()[0];"
-            "return [r.x + r.width / 2, r.y + r.height / 2, document.elementFromPoint(r.x + r.width / 2,"
-            "r.y + r.height / 2)?.closest('a, button, summary') === e, location.href]; })()"
+            "const x = r.x + r.width / 2, y = r.y + r.height / 2;"
+            "return [x, y, e.contains(document.elementFromPoint(x, y))]; })()"
         )
         assert found, f"nothing matches {selector} on {self.run('location.href')}"
-        x, y, hit, before = found
+        x, y, hit = found
         assert hit, f"{selector} is covered by something else"
         self._events.clear()
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-        until = time.monotonic() + SECONDS
-        while True:
-            methods = {event.get("method") for event in self._events}
-            if "Page.loadEventFired" in methods or "Page.navigatedWithinDocument" in methods:
-                return
-            if (
-                self.run("location.href") == before
-                and not methods & {"Page.frameStartedLoading"}
-                and (self.run(f"document.querySelector({json.dumps(selector)})?.tagName") == "SUMMARY")
-            ):
-                return  # it only opened
-            self._heard(self._next(until))
+        self._loaded("Page.loadEventFired", "Page.navigatedWithinDocument")
 
-    def _loaded(self) -> None:
+    def write(self, selector: str, text: str) -> None:
+        """Type ``text`` into a field."""
+        self.run(f"document.querySelector({json.dumps(selector)}).focus()")
+        self.call("Input.insertText", text=text)
+
+    def _loaded(self, *signs: str) -> None:
         until = time.monotonic() + SECONDS
-        while all(event.get("method") != "Page.loadEventFired" for event in self._events):
+        while not any(event.get("method") in (signs or ("Page.loadEventFired",)) for event in self._events):
             self._heard(self._next(until))
 
     def run(self, expression: str) -> Any:

@@ -191,7 +191,7 @@ def browse(
     host: Annotated[
         str, typer.Option(help="Address to serve on; the default is reached from here only.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to serve on.")] = 8642,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")] = 8642,
 ) -> None:
     """Walk a memory in the web browser, from principles to raw steps and back, and replay episodes."""
     from train.browse import browse as run
