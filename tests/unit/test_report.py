@@ -90,7 +90,8 @@ def test_one_run(run: Path) -> None:
     assert "Memory" not in text
     pictures = sorted(path.name for path in file.parent.glob("*.png"))
     assert pictures == [
-        "by-type.png", "contributions.png", "grpo-loss.png", "held-out.png", "training-grpo-by-type-0.png", "training-grpo.png",
+        "by-type.png", "contributions.png", "grpo-loss.png", "held-out.png", "training-grpo-by-type-0.png",
+        "training-grpo.png",
     ]  # fmt: skip
     assert write_report([run]) == file  # a report is written anew
 
