@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from train.tables import printable
 
@@ -21,6 +23,13 @@ WIDTH = 4.4
 """Inches: so wide that its letters can be read on a phone."""
 
 Style = Literal["line", "faint", "dots"]
+
+
+_STYLES: dict[Style, dict[str, Any]] = {
+    "line": {"linewidth": 1.8},
+    "faint": {"linewidth": 0.9, "alpha": 0.35},
+    "dots": {"linewidth": 1.2},
+}
 
 
 @dataclass(frozen=True)
@@ -75,19 +84,18 @@ def lines(
         figure, axes = _figure(palette, height)
         scale = 100 if percent else 1
         for one in series:
-            style = {"line": {"linewidth": 1.8}, "faint": {"linewidth": 0.9, "alpha": 0.35}, "dots": {"linewidth": 1.2}}
             axes.plot(
                 [place for place, _ in one.points],
                 [scale * value for _, value in one.points],
                 color=palette[one.colour],
                 marker="o" if one.style == "dots" or len(one.points) < 2 else "",
                 markersize=4,
-                **style[one.style],
+                **_STYLES[one.style],
             )
         axes.set_xlabel(x)
         axes.set_ylabel(f"{y}, %" if percent else y)
         axes.grid(color=palette.grid, linewidth=0.6)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         if zero:
             axes.set_ylim(bottom=0)
         named = [(_named(one.name), palette[one.colour]) for one in series if one.name]
@@ -151,7 +159,7 @@ def save(draw: Drawing, file: Path) -> None:
         draw(LIGHT).savefig(file, dpi=200, facecolor="white")
 
 
-def _settings() -> rc_context:  # type: ignore[valid-type]
+def _settings() -> AbstractContextManager[None]:
     # Names come from files: no dollar sign in them starts mathematics.
     return rc_context(
         {
