@@ -243,7 +243,7 @@ class _Run:
                 if self.config.staleness and iteration < grpo.iterations:
                     following = asyncio.create_task(self._rollout(grpo, iteration + 1))
                 batch = make_batch(groups, grpo, self.config.env.max_steps * self.config.agent.max_new_tokens)
-                rate = grpo.learning_rate * rate_share(grpo.schedule, iteration, grpo.iterations)
+                rate = grpo.learning_rate * rate_share(grpo.schedule, iteration, grpo.iterations, grpo.warmup)
                 metrics = await asyncio.to_thread(self.learner.lead, "update", batch, rate)
                 timing = {
                     "learning_rate": rate,
