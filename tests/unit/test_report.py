@@ -15,8 +15,9 @@ from tests.command import error_of, saga
 from tests.unit.test_compare import evaluation, item
 from tests.vault import PRINCIPLE, hierarchy, trajectory
 from train.figures import Bar, Series, intervals, lines, save, svg
-from train.report import short_names, write_report
+from train.report import write_report
 from train.report_memory import memory_tables, rank
+from train.report_runs import short_names
 from train.trajectory import Episode, append_episode
 
 pytestmark = pytest.mark.unit
