@@ -32,7 +32,7 @@ from train.policy import Policy
 from train.preflight import JOURNAL, Journal
 from train.processes import Processes
 from train.progress import progress
-from train.report import closing_table, report_text
+from train.report import closing_table, write_report
 from train.rollouts import collect, env_pool
 from train.rows import Row, rows_of
 from train.sft import optimiser_batches
@@ -381,11 +381,11 @@ class _Run:
     def _finish(self) -> None:
         evals = [f"evals/{phase}.json" for phase in self.evals]
         write_json(self.folder / "result.json", {"adapter": self.adapter, "evals": evals})
-        (self.folder / "report.md").write_text(report_text(self.config, self.folder, self.evals, self.adapter))
-        self.console.print(closing_table(self.evals))
+        self.console.print(closing_table(self.config, self.evals))
+        report = write_report([self.folder])
         for label, path in (
             ("adapter", self.adapter),
-            ("report", "report.md"),
+            ("report", report.relative_to(self.folder)),
             ("metrics", "metrics.jsonl"),
             ("episodes", "episodes/"),
             ("evaluations", "evals/"),
