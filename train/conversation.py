@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from train.chat import Generation
-from train.tokens import TokenCodec
+from train.tokens import Codec
 from train.trajectory import Context, Role, Span
 
 
@@ -42,7 +42,7 @@ class Conversation:
 
     def __init__(
         self,
-        codec: TokenCodec,
+        codec: Codec,
         system: str,
         *,
         context_tokens: int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,9 +18,10 @@ from envs.tasksets import task_set_hash
 from train.agent import Job, Player
 from train.config import Config, ConfigError
 from train.files import write_json
-from train.metrics import repeated_actions, summarise
+from train.metrics import failure_class, repeated_actions, success_by_try, summarise
 from train.rollouts import collect
 from train.tables import compact_table, percent, success_text
+from train.trajectory import Episode
 
 if TYPE_CHECKING:
     from memory.guide import Memory
@@ -44,6 +46,9 @@ async def evaluate(
 ) -> dict[str, Any]:
     """Play every task of ``tasks`` once for each of ``config.eval.seeds`` seeds and write ``evals/<phase>.json``.
 
+    With ``config.eval.tries`` above 1 a lost episode is followed by another try of the same start, and the last try
+    stands for the item; tokens are counted over all tries.
+
     Episodes already in ``episodes/<phase>.jsonl.gz`` are kept (an interrupted evaluation resumes).
 
     Returns:
@@ -60,15 +65,11 @@ async def evaluate(
         for seed in range(config.eval.seeds)
         for number, task in enumerate(tasks)
     ]
-    episodes = await collect(
-        pool,
-        make_player,
-        jobs,
-        max_steps=config.env.max_steps,
-        concurrency=config.agent.concurrency,
-        file=folder / "episodes" / f"{phase}.jsonl.gz",
-        description=phase,
-    )
+    tries = await _play_tries(pool, make_player, jobs, config, folder / "episodes" / f"{phase}.jsonl.gz")
+    episodes = [_standing_for(start) for start in tries]
+    metrics = summarise(episodes)
+    if config.eval.tries > 1:
+        metrics["success_by_try"] = success_by_try(tries, config.eval.tries)
     result = {
         "phase": phase,
         "agent": agent,
@@ -83,10 +84,11 @@ async def evaluate(
         "prompting": config.agent.model_dump(mode="json"),
         "temperature": config.eval.temperature,
         "seeds": list(range(config.eval.seeds)),
+        "tries": config.eval.tries,
         "run_seed": config.run.seed,
         "versions": versions(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "metrics": summarise(episodes),
+        "metrics": metrics,
         "items": [
             {
                 "id": episode.task,
@@ -99,13 +101,53 @@ async def evaluate(
                 "steps": len(episode.steps),
                 "invalid": episode.invalid_actions,
                 "repeated": repeated_actions(episode),
+                "failure": failure_class(episode),
+                "tries": len(start),
                 "episode": episode.id,
             }
-            for episode in episodes
+            for episode, start in zip(episodes, tries, strict=True)
         ],
     }
     write_json(folder / "evals" / f"{phase}.json", result)
     return result
+
+
+async def _play_tries(
+    pool: EnvPool, make_player: Callable[[Job], Player], jobs: Sequence[Job], config: Config, file: Path
+) -> list[list[Episode]]:
+    """The tries of each job: one, and while they are lost another, up to ``config.eval.tries``."""
+    numbers = range(1, config.eval.tries + 1)
+    every = {number: [_try(job, number) for job in jobs] for number in numbers}
+    tries: list[list[Episode]] = [[] for _ in jobs]
+    played: list[Job] = []
+    for number in numbers:
+        lost = [index for index, start in enumerate(tries) if not start or not start[-1].won]
+        now = [replace(every[number][index], earlier=tuple(tries[index])) for index in lost]
+        episodes = await collect(
+            pool,
+            make_player,
+            [*played, *now],  # those before are on file
+            max_steps=config.env.max_steps,
+            concurrency=config.agent.concurrency,
+            file=file,
+            description=jobs[0].phase if number == 1 else f"{jobs[0].phase}, try {number}",
+            others=[job for several in every.values() for job in several],
+        )
+        for index, episode in zip(lost, episodes[len(played) :], strict=True):
+            tries[index].append(episode)
+        played += now
+    return tries
+
+
+def _try(job: Job, number: int) -> Job:
+    return job if number == 1 else replace(job, id=f"{job.id}-try{number}", group=job.id)
+
+
+def _standing_for(tries: Sequence[Episode]) -> Episode:
+    """The last try, with the tokens of all."""
+    return tries[-1].model_copy(
+        update={name: sum(getattr(one, name) for one in tries) for name in ("tokens_in", "tokens_out", "seconds")}
+    )
 
 
 def _use_of(memory: Memory) -> dict[str, Any]:
@@ -141,6 +183,8 @@ def versions() -> dict[str, str]:
 def metrics_table(result: dict[str, Any]) -> Table:
     """One evaluation: a row per task type and one for all. Rates in per cent, success with its 95 % interval."""
     who = " ".join(part for part in (result["agent"], result["model"], result["adapter"]) if part)
+    if result["tries"] > 1:
+        who += f", success within {result['tries']} tries"
     columns = ("task type", "n", "success % (95 %)", "score", "steps", "SPL", "inv. %", "rep. %")
     table = compact_table(f"{result['task_set']}: {who}", columns, left=("task type",))
     metrics = result["metrics"]

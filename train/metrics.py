@@ -10,7 +10,8 @@ from memory.statistics import paired_bootstrap as paired_bootstrap
 from memory.statistics import wilson_interval as wilson_interval
 from train.trajectory import Episode
 
-FailureClass = Literal["fault", "invalid", "execution", "budget", "knowledge"]
+FailureClass = Literal["knowledge", "execution", "budget", "invalid", "fault"]
+FAILURES: tuple[FailureClass, ...] = ("knowledge", "execution", "budget", "invalid", "fault")
 
 
 def spl(won: bool, steps: int, expert_steps: int) -> float:
@@ -38,12 +39,14 @@ def failure_class(episode: Episode) -> FailureClass | None:
     """Why an episode failed; None when it was won. The first rule that fits:
 
     - ``fault``: world or model failed (status other than ok);
-    - ``invalid``: at least half of the turns were refused or malformed;
-    - ``execution``: at least a third of the turns repeated an action that had given the same answer before;
-    - ``budget``: the step cap ended it;
-    - ``knowledge``: it ended by a wrong but well-formed course of action.
+    - ``invalid``: at least half of the turns were refused or malformed: it does not speak the world's language;
+    - ``execution``: at least a third of the turns repeated an action that had given the same answer before: it can act,
+      and goes in circles;
+    - ``budget``: the step cap ended it while it was on its way (see :func:`was_on_its_way`);
+    - ``knowledge``: the rest. It acted in well-formed, ever new ways with room to spare, and did not find what to do,
+      or ended the task by doing the wrong thing. This is what a memory can mend.
     """
-    if episode.won:
+    if episode.won and episode.status == "ok":
         return None
     turns = max(1, len(episode.steps))
     if episode.status != "ok":
@@ -52,7 +55,18 @@ def failure_class(episode: Episode) -> FailureClass | None:
         return "invalid"
     if repeated_actions(episode) * 3 >= turns:
         return "execution"
-    return "budget" if episode.truncated else "knowledge"
+    return "budget" if episode.truncated and was_on_its_way(episode) else "knowledge"
+
+
+def was_on_its_way(episode: Episode) -> bool:
+    """Whether more steps might have won: fewer were played than twice a known solution takes, or the score still rose
+    in the last quarter of them."""
+    steps = episode.steps
+    if episode.expert_steps and len(steps) < 2 * episode.expert_steps:
+        return True
+    last = max(1, len(steps) // 4)
+    before, after = ([step.score for step in part] for part in (steps[:-last], steps[-last:]))
+    return bool(before) and max(after) > max(before)
 
 
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -64,6 +78,21 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     for episode in episodes:
         groups[episode.task_type].append(episode)
     return {**_summary(episodes), "by_type": {name: _summary(groups[name]) for name in sorted(groups)}}
+
+
+def success_by_try(tries: Sequence[Sequence[Episode]], most: int) -> list[float]:
+    """Share of items won within 1, 2, … ``most`` tries, their seeds averaged first.
+
+    Args:
+        tries: of each start the tries of it, in order; none after a won one.
+    """
+    rates = []
+    for count in range(1, most + 1):
+        items: dict[str, list[bool]] = defaultdict(list)
+        for start in tries:
+            items[start[0].task].append(any(one.won and one.status == "ok" for one in start[:count]))
+        rates.append(sum(sum(wins) / len(wins) for wins in items.values()) / max(1, len(items)))
+    return rates
 
 
 def _summary(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -93,5 +122,5 @@ def _summary(episodes: Sequence[Episode]) -> dict[str, Any]:
         "tokens_in": sum(episode.tokens_in for episode in episodes),
         "tokens_out": sum(episode.tokens_out for episode in episodes),
         "faults": sum(episode.status != "ok" for episode in episodes),
-        "failures": dict(sorted(failures.items())),
+        "failures": {kind: failures[kind] for kind in FAILURES if kind in failures},
     }

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from train.adapters import adapter_rank, load_adapter, new_adapter
 from train.agent import Job, PolicyPlayer
+from train.api_model import ApiModel, MessageCodec
 from train.chat import ChatModel
-from train.config import AgentConfig, Config
+from train.config import AgentConfig, Config, ConfigError
 from train.load import chosen_dtype, load_policy, load_tokenizer, model_folder, public_name
 from train.memory import open_memory
-from train.tokens import TokenCodec
+from train.tokens import Codec, TokenCodec
 from train.vllm_server import VLLMServer, smallest_rank
 
 if TYPE_CHECKING:
@@ -43,8 +44,12 @@ class Policy:
 
         torch.set_num_threads(config.run.threads or torch.get_num_threads())
         self.config = config
+        self._folder = folder
+        if config.model.engine == "api" and adapter is not None:
+            raise ConfigError(f"--adapter {adapter}: an API takes no adapter; serve the model with vLLM, or drop it")
         self.adapter = BASE
         self.model: Any = None
+        self.tokenizer: Any = None
         self.chat: ChatModel
         self.memory = open_memory(config.memory, config.env.name, folder)
         """What its players are guided by; whoever adds to the store closes it and opens another one between phases."""
@@ -57,14 +62,20 @@ class Policy:
             if adapter is not None:
                 self.model = load_adapter(self.model, adapter, trainable=trainable)
                 self.adapter = adapter.name
-        else:
+        elif config.model.engine != "api":
             self.tokenizer = load_tokenizer(config.model)
-        self.codec = TokenCodec(self.tokenizer)
+        self.codec: Codec = MessageCodec() if self.tokenizer is None else TokenCodec(self.tokenizer)
         self._pending = adapter
         self._open_engine()
 
     def _open_engine(self) -> None:
+        from train.server_model import ServerModel
+
         model = self.config.model
+        if isinstance(self.codec, MessageCodec):
+            self.chat = ApiModel(ServerModel(model.urls, model.name, None), self.codec)
+            return
+        assert isinstance(self.codec, TokenCodec)
         if model.engine == "hf":
             from train.hf_model import HFChatModel
 
@@ -78,8 +89,6 @@ class Policy:
             )
             self.chat.weights_changed(self.adapter)
             return
-        from train.server_model import ServerModel
-
         if self._server is not None:
             self.chat = ServerModel([self._server.url], self._server.name, self.codec, revive=self._server.revive)
         else:
@@ -124,10 +133,22 @@ class Policy:
         guide = None if memory is None else memory.guide(job.id, lambda text: len(self.codec.text(text)))
         return PolicyPlayer(self.chat, self.codec, job, agent, temperature, self.config.run.seed, guide)
 
+    def adopt(self, config: Config) -> None:
+        """Play under ``config`` from now on, which has the same model, engine and world: prompts and memory change.
+
+        Raises:
+            MemoryRecordError: its memory cannot be opened.
+        """
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
+        self.config = config
+        self.memory = open_memory(config.memory, config.env.name, self._folder)
+
     @property
     def dtype(self) -> str:
         """Of the weights that generate; empty where a server that was started elsewhere holds them."""
-        if self.config.model.engine == "server":
+        if self.config.model.engine in ("server", "api"):
             return ""
         return _name(chosen_dtype(self.config.model.dtype) if self._server else self.model.dtype)
 

@@ -32,6 +32,16 @@ it. Write the plan only, no action."""
 PLAN_REQUEST = "\n\nWhat is your plan?"
 """Follows the first observation when a plan is asked for."""
 
+NOTE_FORMAT = """\
+You played a game and lost it. Before you play the same game again, you write a note to yourself: at most three short \
+sentences that say what went wrong and what to do instead. Write the note only, no action."""
+
+NOTE_REQUEST = "\n\nWhat is your note for the next try?"
+"""Follows the transcript of a lost game when a note is asked for (Reflexion; Shinn et al. 2023)."""
+
+NOTES_HEADER = "You played this game before and lost. Your notes:"
+"""Begins the notes in the prompt of the next try."""
+
 _FORMAT = "Reply with one line: Action: <action>"
 _FORMAT_THOUGHTS = "Reply with two lines:\nThought: <one short sentence>\nAction: <action>"
 
@@ -50,6 +60,21 @@ def system_prompt(world: str, *, thoughts: bool) -> str:
 def plan_prompt(world: str) -> str:
     """The system prompt of a plan: what can be done in ``world``, and what a plan is."""
     return f"{_WORLDS[world]}\n{PLAN_FORMAT}"
+
+
+def note_prompt(world: str) -> str:
+    """The system prompt of a note on a lost try: what can be done in ``world``, and what a note is."""
+    return f"{_WORLDS[world]}\n{NOTE_FORMAT}"
+
+
+def transcript(first: str, turns: Sequence[tuple[str, str]]) -> str:
+    """A game as text: the first observation, then what was said and what the world answered."""
+    return "\n".join([first, *(f"> {said}\n{answer}" for said, answer in turns)])
+
+
+def notes_suffix(notes: Sequence[str]) -> str:
+    """What follows the first observation of a further try: the notes on the lost ones, if there are any."""
+    return "\n\n" + "\n".join([NOTES_HEADER, *(f"- {note}" for note in notes)]) if notes else ""
 
 
 def admissible_suffix(admissible: Sequence[str] | None) -> str:

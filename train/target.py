@@ -71,4 +71,6 @@ def check_folder(folder: Path, identity: dict[str, Any], resume: bool) -> None:
     elif not resume:
         raise ConfigError(f"--out {folder}: exists; go on with --resume or choose another folder with --out")
     elif json.loads(file.read_text()) != identity:
-        raise ConfigError(f"--out {folder}: holds another evaluation (configuration or adapter differ); choose another")
+        raise ConfigError(
+            f"--out {folder}: holds another evaluation (configuration, adapter or memory differ); choose another"
+        )
