@@ -161,9 +161,7 @@ class Tracker:
         # What this world named so far counts as well, so that a task's words are names before anyone acted on them.
         kinds = list(dict.fromkeys(kind(name) for name in self.words.joined(own).names_in(self.goal)))
         self._letters = dict(zip(reversed(kinds), _LETTERS, strict=False))
-        self._task = self.goal.rstrip(". ")
-        for name, letter in self._letters.items():
-            self._task = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", letter, self._task)
+        self._task = self.lettered(self.goal.rstrip(". "))
 
     def played(self, action: str | None, result: str, valid: bool | None) -> None:
         """Tell what was played (None: nothing that is an action) and what the world answered."""
@@ -251,10 +249,17 @@ class Tracker:
             parts.append("Last action refused")
         return ". ".join(parts)
 
-    def named(self, summary: str) -> str:
-        """``summary`` with the kinds of things instead of their letters."""
+    def lettered(self, text: str) -> str:
+        """``text`` with the letters of the things that the task names, as a summary has them: what was thought of one
+        thing then holds for another. Other names stay."""
+        for name, letter in self._letters.items():
+            text = re.sub(rf"(?<!\w){re.escape(name)}(?: \d+)?(?!\w)", letter, text)
+        return text
+
+    def named(self, text: str) -> str:
+        """``text`` with the kinds of things instead of their letters."""
         kinds = {letter: name for name, letter in self._letters.items()}
-        return re.sub(rf"\b[{_LETTERS}]\b", lambda found: kinds.get(found[0], found[0]), summary)
+        return re.sub(rf"\b[{_LETTERS}]\b", lambda found: kinds.get(found[0], found[0]), text)
 
     def _at_hand(self, admissible: Sequence[str]) -> list[str]:
         """The lifted actions on nothing but things that the task names."""
@@ -297,9 +302,11 @@ def situation(summary: str) -> str:
 
 @dataclass(frozen=True)
 class Condensed:
-    """Of each step of a trajectory: the state, the action with roles for names, and so the actions at hand."""
+    """Of each step of a trajectory: the state, the written thought with letters for the task's things, the action with
+    roles for names, and so the actions at hand."""
 
     states: tuple[str, ...]
+    thoughts: tuple[str, ...]
     lifted: tuple[str, ...]
     options: tuple[tuple[str, ...], ...]
 
@@ -312,11 +319,12 @@ def condense(trajectory: Trajectory, words: Words, key: StateKey, *, lift: bool)
     """
     first = trajectory.steps[0].observation if trajectory.steps else ""
     tracker = Tracker(words, trajectory.goal, first, key)
-    states, lifted, options = [], [], []
+    states, thoughts, lifted, options = [], [], [], []
     for step in trajectory.steps:
         states.append(tracker.summary(step.admissible))
+        thoughts.append(tracker.lettered(step.thought))
         change = tracker.lift if lift else str
         lifted.append(change(step.action) if step.action else "")
         options.append(tuple(dict.fromkeys(change(action) for action in step.admissible or ())))
         tracker.played(step.action, step.result, step.valid)
-    return Condensed(tuple(states), tuple(lifted), tuple(options))
+    return Condensed(tuple(states), tuple(thoughts), tuple(lifted), tuple(options))

@@ -30,6 +30,7 @@ from train.prompts import (
     system_prompt,
     thin,
 )
+from train.recaller import Look, Recaller
 from train.tokens import TokenCodec
 from train.trajectory import Context, Episode, Role, Step
 
@@ -60,6 +61,7 @@ class Turn:
     tokens_out: int = 0
     regulation: Regulation | None = None
     recall: Recall | None = None
+    state: str = ""
 
 
 class Player(Protocol):
@@ -125,7 +127,7 @@ async def play_episode(pool: EnvPool, player: Player, job: Job, max_steps: int) 
 
 
 async def _turn(player: Player, session: Session, result: StepResult, episode: Episode) -> StepResult:
-    """One step of the loop. State summary and recall belong before ``act``."""
+    """One step of the loop."""
     index = len(episode.steps)
     turn = await player.act(session, result, index)
     episode.tokens_in += turn.tokens_in
@@ -149,6 +151,7 @@ async def _turn(player: Player, session: Session, result: StepResult, episode: E
             admissible=turn.admissible,
             regulation=turn.regulation,
             recall=turn.recall,
+            state=turn.state,
         )
     )
     return after
@@ -172,6 +175,10 @@ def call_seed(run_seed: int, episode_id: str, turn: int, attempt: int = 0) -> in
     return int.from_bytes(digest[:4], "big") >> 1
 
 
+RECALLED = "recalled"
+"""Who wrote an action that was recalled (see :class:`~train.trajectory.Span`)."""
+
+
 class PolicyPlayer:
     """The language model under training: an append-only dialogue of observations and replies.
 
@@ -179,6 +186,9 @@ class PolicyPlayer:
     its own; what the guide has to show stands after the first observation. An action that the guide objects to is
     sampled again with the principle as feedback; when no attempt passes, the original is played and the attempts are
     dropped from the dialogue.
+
+    With a ``recaller`` each reply may begin with a recalled thought, or be a recalled action, none of which is trained;
+    or the thought is shown with the observation. A reply that is sampled again is the policy's own.
     """
 
     agent = "policy"
@@ -192,6 +202,7 @@ class PolicyPlayer:
         temperature: float,
         run_seed: int,
         guide: Guide | None = None,
+        recaller: Recaller | None = None,
     ) -> None:
         self.model = model.name
         self.adapter = model.adapter
@@ -202,6 +213,7 @@ class PolicyPlayer:
         self._temperature = temperature
         self._run_seed = run_seed
         self._guide = guide
+        self._recaller = recaller
         self._conversation = start_conversation(codec, job.task.env, config)
         self._before: list[Context] = []  # of the plan and the instantiations
         self._last_action: str | None = None
@@ -222,11 +234,9 @@ class PolicyPlayer:
                 hint = memory_suffix(await self._open(self._guide, result))
             elif self._last_action is not None:
                 self._guide.played(self._last_action, result.observation, result.valid)
-        try:
-            prompt = self._conversation.user(result.observation, hint + admissible_suffix(admissible))
-        except ValueError as error:
-            raise ModelFault(str(error)) from None
-        replies = [await self._reply(prompt, step, 0)]
+        look = await self._look(result, admissible)
+        suffix = hint + look.hint + admissible_suffix(admissible)
+        replies = [await self._first_reply(result.observation, suffix, look, step)]
         thought, action = parse_reply(replies[0])
         regulation = None
 
@@ -248,7 +258,38 @@ class PolicyPlayer:
                 thought, action = parse_reply(replies[regulation.played])
         text = replies[regulation.played if regulation else 0]
         self._last_action = action
-        return Turn(text, thought, action, admissible, self._tokens_in, self._tokens_out, regulation)
+        recall = await self._followed(look, thought, action)
+        return Turn(
+            text, thought, action, admissible, self._tokens_in, self._tokens_out, regulation, recall, look.state
+        )
+
+    async def _look(self, result: StepResult, admissible: list[str] | None) -> Look:
+        if self._recaller is None:
+            return Look()
+        try:
+            return await asyncio.to_thread(self._recaller.look, result, admissible)
+        except EmbeddingFault as error:
+            raise ModelFault(str(error)) from None
+
+    async def _followed(self, look: Look, thought: str | None, action: str | None) -> Recall | None:
+        if self._recaller is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._recaller.replied, look.recall, thought, action)
+        except EmbeddingFault as error:
+            raise ModelFault(str(error)) from None
+
+    async def _first_reply(self, observation: str, suffix: str, look: Look, step: int) -> str:
+        """The reply to an observation: the policy's, after an opening that was recalled, or a recalled action."""
+        try:
+            prompt = self._conversation.user(observation, suffix, look.opening)
+        except ValueError as error:
+            raise ModelFault(str(error)) from None
+        if not look.action:
+            return look.opening + await self._reply(prompt, step, 0)
+        text = reply_text(look.action, None)
+        self._conversation.demonstrate(text, step, trained=False, author=RECALLED)
+        return text
 
     async def _reply(self, prompt: list[int], step: int, attempt: int) -> str:
         """One sampled reply of the dialogue."""

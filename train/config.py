@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from memory.builder_settings import BuilderSettings
+from memory.samem_settings import SamemSettings
 from memory.settings import AuditSettings, MemorySettings, ValidationSettings
 
 
@@ -301,6 +302,15 @@ class MemoryConfig(MemorySettings):
         return self
 
 
+class SamemConfig(SamemSettings):
+    """Values of thoughts in states (SAMem): the table that the policy recalls from, how it is learnt and used."""
+
+    database: str | None = None
+    """Where the table is: a SQLite file, or the URL of a database; None: the run's memory."""
+    table: str = "main"
+    """Its name there."""
+
+
 class Config(Section):
     run: RunConfig
     model: ModelConfig = ModelConfig()
@@ -309,6 +319,7 @@ class Config(Section):
     pool: PoolConfig = PoolConfig()
     agent: AgentConfig = AgentConfig()
     memory: MemoryConfig | None = None
+    samem: SamemConfig | None = None
     lora: LoraConfig = LoraConfig()
     warm_start: WarmStartConfig | None = None
     rejection: RejectionConfig | None = None
@@ -339,6 +350,12 @@ class Config(Section):
             raise ValueError(
                 f"memory.budget_tokens {self.memory.budget_tokens} is over half of agent.context_tokens "
                 f"{self.agent.context_tokens}, and stays in every prompt; lower it or raise context_tokens"
+            )
+        replaces = self.samem is not None and self.samem.recall == "replace" and self.samem.store == "thought"
+        if replaces and not self.agent.thoughts:
+            raise ValueError(
+                "samem.recall 'replace' puts recalled thoughts in the place of the policy's own, and with "
+                "agent.thoughts false it has none; set agent.thoughts: true, samem.store: action or recall: hint"
             )
         if self.grpo is not None and self.grpo.staleness == 1 and self.model.engine == "hf":
             raise ValueError(

@@ -145,6 +145,7 @@ class _Run:
             adapter=policy.adapter,
             dtype=policy.dtype,
             memory=policy.memory,
+            states=policy.states,
             adapter_hash=adapter_hash(self.folder / "adapters" / policy.adapter) if trained else "",
         )
         self.evals[phase] = result
@@ -299,7 +300,7 @@ class _Run:
         async with self._pool_with(max_steps) as pool:
             episodes = await collect(
                 pool,
-                lambda job: self.policy.player(job, temperature),
+                lambda job: self.policy.player(job, temperature, training=True),
                 [job for group in wanted for job in group],
                 max_steps=max_steps,
                 concurrency=self.config.agent.concurrency,

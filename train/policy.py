@@ -11,11 +11,14 @@ from train.chat import ChatModel
 from train.config import AgentConfig, Config
 from train.load import chosen_dtype, load_policy, load_tokenizer, model_folder, public_name
 from train.memory import open_memory
+from train.recaller import Recaller
+from train.samem import open_states
 from train.tokens import TokenCodec
 from train.vllm_server import VLLMServer, smallest_rank
 
 if TYPE_CHECKING:
     from memory.guide import Memory
+    from memory.recall import StateMemory
 
 BASE = "base"
 
@@ -48,6 +51,8 @@ class Policy:
         self.chat: ChatModel
         self.memory = open_memory(config.memory, config.env.name, folder)
         """What its players are guided by; whoever adds to the store closes it and opens another one between phases."""
+        self.states: StateMemory | None = open_states(config.samem, config.memory, folder)
+        """What its players recall from; whoever learns replaces it between phases."""
         self._server: VLLMServer | None = None
         if config.model.engine == "vllm":
             self._server = own_server(config, folder / "vllm.log", adapter, trainable=trainable)
@@ -117,12 +122,16 @@ class Policy:
         else:
             await self.chat.load_adapter(folder, self.adapter)  # type: ignore[attr-defined]
 
-    def player(self, job: Job, temperature: float, memory: Memory | None = None) -> PolicyPlayer:
-        """Who plays ``job``, guided by ``memory``; None: by the policy's own."""
+    def player(
+        self, job: Job, temperature: float, memory: Memory | None = None, *, training: bool = False
+    ) -> PolicyPlayer:
+        """Who plays ``job``, guided by ``memory``; None: by the policy's own. ``training``: it explores."""
         agent: AgentConfig = self.config.agent
         memory = memory or self.memory
         guide = None if memory is None else memory.guide(job.id, lambda text: len(self.codec.text(text)))
-        return PolicyPlayer(self.chat, self.codec, job, agent, temperature, self.config.run.seed, guide)
+        seed = self.config.run.seed
+        recaller = None if self.states is None else Recaller(self.states, f"{seed}/{job.id}", training=training)
+        return PolicyPlayer(self.chat, self.codec, job, agent, temperature, seed, guide, recaller)
 
     @property
     def dtype(self) -> str:

@@ -26,12 +26,20 @@ def configure(target: str, task_set: str, overrides: list[str], seeds: int, *, m
         data["warm_start"] = data["rejection"] = data["grpo"] = None
         if data.get("memory") and not data["memory"].get("store"):
             data["memory"]["store"] = f"sqlite:///{run / 'memory.db'}"  # the run's, not one in the evaluation's folder
+        if data.get("samem") and not data["samem"].get("database"):
+            data["samem"]["database"] = (data.get("memory") or {}).get("store") or str(run / "memory.db")
     else:
         data = {"run": {"name": "eval"}, "env": {"name": task_set.split("/")[0]}, "eval": {}}
         if model:
             data["model"] = {"name": target}
     data["eval"].update(tasks=task_set, seeds=seeds, at_start=True)
-    return config_from(data, overrides)
+    config = config_from(data, overrides)
+    if config.samem is not None and config.samem.database is None:
+        raise ConfigError(
+            "samem.database: none is named, and a memory of its own would be empty; name the file or URL that "
+            "`saga samem learn` wrote to"
+        )
+    return config
 
 
 def run_folder(target: str) -> Path | None:

@@ -86,7 +86,8 @@ class Step(_Record):
     recall: Recall | None = None
     """What the table of state-thought values gave; None: it was not asked."""
     state: str = ""
-    """Id of the state in which the agent acted, where something names states; "": the observation stands for it."""
+    """The state in which the agent acted, as the summary of what it had seen and done (no hint is in it); "": the
+    observation stands for it."""
 
 
 class Episode(_Record):

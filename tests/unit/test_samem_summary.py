@@ -60,6 +60,14 @@ def test_what_few_kinds_take_part_in_is_special() -> None:
     assert Words().joined(WORDS) == WORDS
 
 
+def test_thoughts_with_letters_hold_for_other_things() -> None:
+    told = Tracker(WORDS, "bring a cup to a shelf.", OPENING).lettered("The cup 2 off bench 1, a cupboard, to shelf 1.")
+    assert told == "The Y off bench 1, a cupboard, to Z."
+    assert (
+        Tracker(WORDS, "bring a nail to a kiln.", OPENING).named(told) == "The nail off bench 1, a cupboard, to kiln."
+    )
+
+
 def test_an_episode_in_states_and_lifted_actions() -> None:
     found = condense(workshop(), WORDS, "state", lift=True)
     assert found.lifted == (
