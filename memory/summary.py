@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Literal
 
 from memory.grammar import ActionGrammar, kind
-from memory.records import Record, Trajectory
+from memory.records import Record, TraceStep, Trajectory
 
 StateKey = Literal["state", "scene", "task"]
 
@@ -44,7 +44,7 @@ class Words(Record):
 
     @classmethod
     def learn(cls, trajectories: Sequence[Trajectory]) -> Words:
-        """From the actions that were played, and those that could have been, where they were recorded.
+        """From the actions that were played and not refused, and those that could have been, where they were recorded.
 
         A name is a word with a number, or what stands in a slot of the actions' grammar.
         """
@@ -55,7 +55,7 @@ class Words(Record):
             texts.add(trajectory.goal)
             for step in trajectory.steps:
                 texts |= {step.observation, step.result}
-                actions += [step.action] if step.action else []
+                actions += _accepted(step)
                 offered.update(step.admissible or ())
         grammar = ActionGrammar.fit([*actions, *sorted(offered)], texts)
         named = {name for action in {*actions, *offered} for name in grammar.parse(action)[1]}
@@ -67,12 +67,12 @@ class Words(Record):
             if not trajectory.steps:
                 continue
             fixtures = found.fixtures(trajectory.steps[0].observation, trajectory.goal)
-            possible = {action for step in trajectory.steps for action in (step.action, *(step.admissible or ()))}
-            for action in possible - {None}:
-                names = found.names_in(str(action))
+            possible = {action for step in trajectory.steps for action in (*_accepted(step), *(step.admissible or ()))}
+            for action in possible:
+                names = found.names_in(action)
                 fixed = [name for name in names if name in fixtures]
                 group = forms if fixed else uses
-                group.update((kind(name), found.form(str(action), name)) for name in fixed or names)
+                group.update((kind(name), found.form(action, name)) for name in fixed or names)
         return found.model_copy(update={"forms": tuple(sorted(forms)), "uses": tuple(sorted(uses))})
 
     def joined(self, other: Words) -> Words:
@@ -121,6 +121,11 @@ class Words(Record):
     def names_in(self, text: str) -> list[str]:
         """The names in ``text`` in the order of their first mention."""
         return list(dict.fromkeys(self.pattern.findall(text)))
+
+
+def _accepted(step: TraceStep) -> list[str]:
+    """Its action, unless the world refused it: a language model makes up actions that there are not."""
+    return [step.action] if step.action and step.valid is not False else []
 
 
 def _shared_by_few(forms: Sequence[tuple[str, str]], share: float) -> dict[str, set[str]]:

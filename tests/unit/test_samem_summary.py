@@ -52,6 +52,11 @@ def test_words_are_learnt_from_actions() -> None:
     assert Words().names_in("A gizmo 3 and a kiln") == ["gizmo 3"]
 
 
+def test_refused_actions_teach_no_words() -> None:
+    made_up = TraceStep(index=8, observation="o", action="paint gizmo on easel", result="No.", valid=False)
+    assert Words.learn([workshop(steps=(*workshop().steps, made_up))]) == WORDS
+
+
 def test_what_few_kinds_take_part_in_is_special() -> None:
     assert WORDS.specialities == {"kiln": "fire something in it"}
     assert WORDS.special("fire something in it", fixed=True)
