@@ -327,7 +327,7 @@ TRAINING_SECTIONS = ("warm_start", "rejection", "collect", "grpo")
 
 
 class SamemConfig(SamemSettings):
-    """Values of thoughts in states (SAMem): which table the policy recalls from, how it is learnt and used."""
+    """Values of thoughts in states (SAMem): the table that the policy recalls from, how it is learnt and used."""
 
     database: str | None = None
     """Where the table is: a SQLite file, or the URL of a database; None: the run's memory."""
@@ -381,11 +381,11 @@ class Config(Section):
                 f"memory.budget_tokens {self.memory.budget_tokens} is over half of agent.context_tokens "
                 f"{self.agent.context_tokens}, and stays in every prompt; lower it or raise context_tokens"
             )
-        replaces = self.samem is not None and (self.samem.recall, self.samem.store) == ("replace", "thought")
+        replaces = self.samem is not None and self.samem.recall == "replace" and self.samem.store == "thought"
         if replaces and not self.agent.thoughts:
             raise ValueError(
                 "samem.recall 'replace' puts recalled thoughts in the place of the policy's own, and with "
-                "agent.thoughts false it has none; set agent.thoughts: true, samem.store: action or samem.recall: hint"
+                "agent.thoughts false it has none; set agent.thoughts: true, samem.store: action or recall: hint"
             )
         if self.grpo is not None and self.grpo.staleness == 1 and self.model.engine == "hf":
             raise ValueError(

@@ -14,8 +14,10 @@ from train.prompts import recall_suffix, thought_opening
 
 @dataclass(frozen=True)
 class Look:
-    """What an agent has of the table before it replies. ``hint``: follows the observation; ``opening``: the reply
-    begins with it; ``action``: is played as it is."""
+    """What an agent has of the table before it replies.
+
+    ``hint``: follows the observation. ``opening``: begins the reply. ``action``: is played as it is.
+    """
 
     state: str = ""
     recall: Recall | None = None
@@ -61,7 +63,7 @@ class Recaller:
         valued = self._settings.lifted or self._settings.store == "action"
         options = [self._valued("", action) for action in admissible] if valued and admissible else None
         recall = self._guide.recall(state, options)
-        named = self._tracker.named(recall.thought) if self._lifts else recall.thought
+        named = self._tracker.named(recall.thought) if self._settings.store == "thought" else recall.thought
         shown = " ".join(named.split())
         recall = recall.model_copy(update={"shown": shown})
         if self._settings.recall == "hint":
@@ -76,13 +78,11 @@ class Recaller:
         self._said = self._valued(thought or "", action)
         return None if recall is None else self._guide.followed(recall, self._said)
 
-    @property
-    def _lifts(self) -> bool:
-        return self._settings.lifted and self._settings.store == "thought"
-
     def _valued(self, thought: str, action: str | None) -> str:
         """What of a reply the table values."""
-        if self._lifts:
-            assert self._tracker is not None
+        assert self._tracker is not None  # look comes first
+        if self._settings.store == "action":
+            return action or ""
+        if self._settings.lifted:
             return self._tracker.lift(action) if action else ""
-        return (action or "") if self._settings.store == "action" else " ".join(thought.split())
+        return " ".join(self._tracker.lettered(thought).split())

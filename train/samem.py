@@ -119,7 +119,8 @@ def experiences(trajectories: Sequence[Trajectory], words: Words, settings: Same
                 trajectory, found.states, settings.store, thoughts=found.lifted, options=found.options
             )
         else:
-            yield read_experience(rewards_or_outcome(trajectory), found.states, settings.store)
+            thoughts = found.thoughts if settings.store == "thought" else None
+            yield read_experience(rewards_or_outcome(trajectory), found.states, settings.store, thoughts=thoughts)
 
 
 @dataclass(frozen=True)
