@@ -252,6 +252,9 @@ class GrpoConfig(Section):
     schedule: Literal["linear", "constant"] = "linear"
     """How the learning rate goes on over the iterations: falling to zero, or not at all. As more games are won, fewer
     groups have signal and gradients are noisier."""
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Iterations over which the learning rate rises to its value. Adam's first steps move every weight by the whole
+    rate, whichever way the noise of one batch points; later ones average over batches."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.28

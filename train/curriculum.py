@@ -21,13 +21,16 @@ def step_cap(caps: Sequence[int], iteration: int, iterations: int, otherwise: in
     return caps[(iteration - 1) * len(caps) // iterations] if caps else otherwise
 
 
-def rate_share(schedule: Literal["linear", "constant"], iteration: int, iterations: int) -> float:
-    """What is left of the learning rate in iteration 1, 2, …, ``iterations``.
+def rate_share(schedule: Literal["linear", "constant"], iteration: int, iterations: int, warmup: int = 0) -> float:
+    """Share of the learning rate that iteration 1, 2, …, ``iterations`` has; the first ``warmup`` of them lead up to it.
 
     >>> [rate_share("linear", i, 4) for i in range(1, 5)]
     [1.0, 0.75, 0.5, 0.25]
+    >>> [rate_share("constant", i, 4, warmup=2) for i in range(1, 5)]
+    [0.5, 1.0, 1.0, 1.0]
     """
-    return (iterations + 1 - iteration) / iterations if schedule == "linear" else 1.0
+    rise = min(1.0, iteration / warmup) if warmup else 1.0
+    return rise * ((iterations + 1 - iteration) / iterations if schedule == "linear" else 1.0)
 
 
 def total_signal(counts: Iterable[Signal]) -> dict[str, list[int]]:

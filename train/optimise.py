@@ -84,7 +84,7 @@ class Optimisation:
                     following = asyncio.create_task(self._rollout(iteration + 1, numbers))
                 parts = [part for group in groups for part in baselines(group)]
                 batch = make_batch(parts, grpo, run.config.env.max_steps * run.config.agent.max_new_tokens)
-                rate = grpo.learning_rate * rate_share(grpo.schedule, iteration, self._last)
+                rate = grpo.learning_rate * rate_share(grpo.schedule, iteration, self._last, grpo.warmup)
                 metrics = await asyncio.to_thread(run.learner.lead, "update", batch, rate)
                 timing = {
                     "learning_rate": rate,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.base import Task
-from train.curriculum import iteration_tasks, step_cap, total_signal, type_weights
+from train.curriculum import iteration_tasks, rate_share, step_cap, total_signal, type_weights
 from train.trajectory import Episode, Step
 from train.warm import successes
 
@@ -18,6 +18,12 @@ def test_step_caps_take_equal_parts() -> None:
     assert [step_cap([10, 20, 30], i, 6, 50) for i in range(1, 7)] == [10, 10, 20, 20, 30, 30]
     assert [step_cap([5, 9], i, 3, 50) for i in range(1, 4)] == [5, 5, 9]
     assert step_cap([], 3, 6, 50) == 50
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    assert [rate_share("linear", i, 4) for i in range(1, 5)] == [1.0, 0.75, 0.5, 0.25]
+    assert [rate_share("constant", i, 4, warmup=2) for i in range(1, 5)] == [0.5, 1.0, 1.0, 1.0]
+    assert [rate_share("linear", i, 4, warmup=2) for i in range(1, 5)] == [0.5, 0.75, 0.5, 0.25]
 
 
 def test_types_are_weighted_by_their_share_of_groups_with_signal() -> None:
