@@ -96,9 +96,10 @@ class Knowledge:
     def guides(self) -> tuple[Memory | None, StateMemory | None]:
         """What the policy is guided by until the next change; None where there is nothing to show."""
         self.fresh = False
-        memory = open_memory(self.memory, self.config.env.name, self._folder)
+        config = self.config
+        memory = open_memory(self.memory, config.env.name, self._folder, deterministic=config.run.deterministic)
         if memory is not None and memory.empty:
             memory.close()
             memory = None
-        states = open_states(self.config.samem, self.memory, self._folder)
+        states = open_states(config.samem, self.memory, self._folder)
         return memory, states if states is not None and states.snapshot.values else None

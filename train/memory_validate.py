@@ -19,7 +19,6 @@ from envs.pool import EnvPool
 from envs.tasksets import load_task_set
 from memory.embedding import make_embedder
 from memory.guide import Memory
-from memory.predicates import PredicateHost
 from memory.records import PrincipleItem
 from memory.schema import memory_url
 from memory.store import Store
@@ -39,7 +38,7 @@ from train.adapters import adapter_hash
 from train.agent import Job
 from train.config import Config, ConfigError, MemoryConfig, read_yaml
 from train.files import write_json
-from train.memory import grammar_of, instantiating_model, regulates
+from train.memory import grammar_of, instantiating_model, predicate_host
 from train.memory_show import cut
 from train.policy import Policy
 from train.preflight import check_engine, hold_folder
@@ -249,7 +248,7 @@ async def play_plan(
 ) -> list[Result]:
     """Play the episodes of ``plan`` into ``folder`` and credit the ledgers. ``run``: the name under which they are."""
     embedder = make_embedder(settings.embedder, cache_folder() / "vectors.db")
-    host = PredicateHost() if regulates(settings) else None
+    host = predicate_host(settings, deterministic=config.run.deterministic)
     builder = instantiating_model(settings, folder)
 
     def memory(*, hidden: Sequence[str], tried: str) -> Memory:

@@ -49,7 +49,7 @@ class Policy:
         self.adapter = BASE
         self.model: Any = None
         self.chat: ChatModel
-        self.memory = open_memory(config.memory, config.env.name, folder)
+        self.memory = open_memory(config.memory, config.env.name, folder, deterministic=config.run.deterministic)
         """What its players are guided by; see :meth:`guide_by`."""
         self.states: StateMemory | None = open_states(config.samem, config.memory, folder)
         """What its players recall from; see :meth:`guide_by`."""
