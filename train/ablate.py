@@ -15,18 +15,20 @@ from rich.table import Table
 from envs.base import Task
 from envs.pool import EnvPool
 from envs.tasksets import load_task_set
+from memory.samem_store import read_barriers
+from memory.schema import memory_url
 from memory.statistics import Effect, holm
 from memory.store import Store
 from train.adapters import adapter_hash
 from train.agent import Job, Player
-from train.arms import BASELINE, Arm, arm_config, parse_arms
+from train.arms import BASELINE, Arm, arm_config, learns_anew, parse_arms
 from train.compare import compare, difference_text
-from train.config import Config, ConfigError, load_config
+from train.config import TRAINING_SECTIONS, Config, ConfigError, load_config
 from train.evaluate import evaluate
 from train.files import write_json
 from train.metrics import FAILURES
 from train.preflight import check_engine, hold_folder
-from train.rebuild import builder_settings, rebuild
+from train.rebuild import builder_settings, rebuild, relearn
 from train.rollouts import env_pool
 from train.tables import compact_table, percent, success_text
 from train.target import CONFIG, REQUEST, check_folder, chosen_adapter, configure, run_folder
@@ -41,6 +43,7 @@ class Actor(Protocol):
 
     adapter: str
     memory: Any
+    states: Any
 
     @property
     def dtype(self) -> str: ...
@@ -90,7 +93,7 @@ def ablate_target(
     tasks = load_task_set(base.eval.tasks, base.env.model_dump(mode="json"))
     adapter = chosen_adapter(target, adapter)
     digest = adapter_hash(adapter) if adapter else ""
-    identity = {"config": base.model_dump(mode="json"), "adapter_hash": digest, "memory": _snapshot(base)}
+    identity = {"config": base.model_dump(mode="json"), "adapter_hash": digest, "memory": _snapshots(base)}
     folder = out or Path("ablations") / Path(target).stem
     check_folder(folder, identity, resume)
     write_json(folder / REQUEST, identity)
@@ -101,6 +104,11 @@ def ablate_target(
             assert memory is not None
             url = rebuild(str(memory.store), settings, memory, folder.resolve() / ARMS_FOLDER / name)
             configs[name] = with_store(configs[name], url)
+        for name, config in configs.items():
+            if learns_anew(base, config) and config.samem is not None:
+                source = memory_url(str(config.samem.database))
+                url = relearn(source, config.samem, folder.resolve() / ARMS_FOLDER / name)
+                configs[name] = with_table(config, url)
         if any(not evaluation_file(folder, name).exists() for name in configs):
             asyncio.run(_play(configs, tasks, adapter, folder, digest))
         found = {name: json.loads(evaluation_file(folder, name).read_text()) for name in configs}
@@ -119,17 +127,21 @@ def base_config(target: str, overrides: list[str], samples: int) -> Config:
     if folder is not None:
         # Of a run, its memory and its sections that train are resolved as for `saga eval`.
         config = configure(target, config.eval.tasks, overrides, samples)
+    own = f"sqlite:///{config.run.dir / config.run.name / 'memory.db'}"
     memory = config.memory
     if memory is not None and memory.store is None:
-        memory = memory.model_copy(update={"store": f"sqlite:///{config.run.dir / config.run.name / 'memory.db'}"})
+        memory = memory.model_copy(update={"store": own})
     evaluation = config.eval.model_copy(update={"seeds": samples, "at_start": True})
     if evaluation.temperature == 0:
         raise ConfigError(
             "eval.temperature: at 0 the samples of an item would be alike and tell nothing of chance; give "
             "eval.temperature=0.4"
         )
-    untrained = {"warm_start": None, "rejection": None, "grpo": None}
-    return config.model_copy(update={"memory": memory, "eval": evaluation, **untrained})
+    samem = config.samem
+    if samem is not None and samem.database is None:
+        samem = samem.model_copy(update={"database": memory.store if memory else own})
+    untrained = dict.fromkeys(TRAINING_SECTIONS) | {"rounds": 1}
+    return config.model_copy(update={"memory": memory, "samem": samem, "eval": evaluation, **untrained})
 
 
 def with_store(config: Config, url: str) -> Config:
@@ -137,12 +149,21 @@ def with_store(config: Config, url: str) -> Config:
     return config.model_copy(update={"memory": config.memory.model_copy(update={"store": url})})
 
 
-def _snapshot(config: Config) -> str | None:
-    """Of the memory that the arms use: an ablation goes on only with the memory that it began with."""
-    if config.memory is None:
-        return None
-    with Store(str(config.memory.store), create=False) as store:
-        return store.snapshot()
+def with_table(config: Config, url: str) -> Config:
+    assert config.samem is not None
+    return config.model_copy(update={"samem": config.samem.model_copy(update={"database": url})})
+
+
+def _snapshots(config: Config) -> list[str]:
+    """Of memory and table that the arms use: an ablation goes on only with those that it began with."""
+    found = []
+    if config.memory is not None:
+        with Store(str(config.memory.store), create=False) as store:
+            found.append(store.snapshot())
+    if config.samem is not None:
+        with Store(memory_url(str(config.samem.database)), create=False) as store:
+            found += [barrier.snapshot for barrier in read_barriers(store, config.samem.table)[-1:]]
+    return found
 
 
 def evaluation_file(folder: Path, arm: str) -> Path:
@@ -187,6 +208,7 @@ async def play_arms(
             adapter=actor.adapter,
             dtype=actor.dtype,
             memory=actor.memory,
+            states=actor.states,
             adapter_hash=adapter_hash,
         )
 

@@ -155,7 +155,8 @@ def ablate(
         str,
         typer.Option(
             help="Names, with commas: act, react, retry, reflexion, trajectory, direct, full, unregulated, shuffled, "
-            "builder-offline, builder-strong, builder-policy. NAME+key.sub=value changes one further."
+            "builder-offline, builder-strong, builder-policy, samem, samem-thought, samem-action, both. "
+            "NAME+key.sub=value changes one further."
         ),
     ] = "trajectory,direct,full,shuffled",
     samples: Annotated[int, typer.Option(min=2, help="Episodes per arm and item, each with a seed of its own.")] = 2,
@@ -179,7 +180,8 @@ def ablate(
     OUT/evals/shuffled.json
 
     builder-* arms build a memory anew from the same trajectories: without a model, by memory.builder.model, or by the
-    policy's base model. retry and reflexion are told how a try ended, which other arms are not.
+    policy's base model. samem-* arms, and samem+samem.threshold=0.9, learn their table anew from the same trajectories,
+    where it is another one than the configuration's. retry and reflexion are told how a try ended, others are not.
     """
     from train.ablate import ablate_target
 

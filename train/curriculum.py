@@ -21,13 +21,16 @@ def step_cap(caps: Sequence[int], iteration: int, iterations: int, otherwise: in
     return caps[(iteration - 1) * len(caps) // iterations] if caps else otherwise
 
 
-def rate_share(schedule: Literal["linear", "constant"], iteration: int, iterations: int) -> float:
-    """What is left of the learning rate in iteration 1, 2, …, ``iterations``.
+def rate_share(schedule: Literal["linear", "constant"], iteration: int, iterations: int, warmup: int = 0) -> float:
+    """Share of the learning rate that iteration 1, 2, …, ``iterations`` has; the first ``warmup`` of them rise to it.
 
     >>> [rate_share("linear", i, 4) for i in range(1, 5)]
     [1.0, 0.75, 0.5, 0.25]
+    >>> [rate_share("constant", i, 4, warmup=2) for i in range(1, 5)]
+    [0.5, 1.0, 1.0, 1.0]
     """
-    return (iterations + 1 - iteration) / iterations if schedule == "linear" else 1.0
+    rise = min(1.0, iteration / warmup) if warmup else 1.0
+    return rise * ((iterations + 1 - iteration) / iterations if schedule == "linear" else 1.0)
 
 
 def total_signal(counts: Iterable[Signal]) -> dict[str, list[int]]:
@@ -59,16 +62,16 @@ def iteration_tasks(
     iteration: int,
     seed: int,
     *,
+    first: int,
     prefer_signal: float = 0.0,
     signal: Signal | None = None,
 ) -> list[Task]:
-    """``count`` tasks for iteration 1, 2, ….
+    """``count`` tasks for iteration 1, 2, …, before which ``first`` tasks were played.
 
     They are passes over seeded shuffles of ``tasks``, so none recurs before all came; but with the chance
     ``prefer_signal`` a place goes to a random task of a type drawn by :func:`type_weights` of ``signal``, which earlier
     iterations showed. The result depends on the arguments alone, so a resumed run draws the same tasks.
     """
-    first = (iteration - 1) * count
     draw = random.Random(f"{seed}/types/{iteration}")
     weights = type_weights((task.type for task in tasks), signal or {})
     chosen = []

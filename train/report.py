@@ -8,31 +8,43 @@ from typing import Any
 from rich.table import Table
 
 from train.config import Config
+from train.evaluation_phase import WITHOUT
 from train.tables import compact_table, percent, success_text
 
-EVALUATIONS = {
+_NAMES = {
     "eval-start": "at the start",
     "eval-warm": "after warm start",
     "eval-rejection": "after rejection sampling",
-    "eval-final": "after RL",
 }
-"""Phases that evaluate, and their names in the closing table."""
+
+
+def evaluation_name(config: Config, phase: str) -> str:
+    """What a table calls the evaluation of ``phase``."""
+    whole = phase.removesuffix(WITHOUT)
+    if whole in _NAMES:
+        name = _NAMES[whole]
+    elif config.rounds == 1:
+        name = "after RL" if config.grpo else "after the round"
+    else:
+        name = f"after round {config.rounds if whole == 'eval-final' else int(whole.rpartition('-')[2])}"
+    return name if whole == phase else f"{name}, without memory"
+
 
 _CLOSING_COLUMNS = ("policy", "games", "success % (95 %)", "score", "steps", "invalid actions %")
 
 
-def closing_table(evals: dict[str, dict[str, Any]]) -> Table:
+def closing_table(config: Config, evals: dict[str, dict[str, Any]]) -> Table:
     """The success rates of a run's evaluations, with intervals."""
     table = compact_table("held-out games", _CLOSING_COLUMNS, left=("policy",))
-    for row in _closing_rows(evals):
+    for row in _closing_rows(config, evals):
         table.add_row(*row)
     return table
 
 
-def _closing_rows(evals: dict[str, dict[str, Any]]) -> list[list[str]]:
+def _closing_rows(config: Config, evals: dict[str, dict[str, Any]]) -> list[list[str]]:
     return [
         [
-            EVALUATIONS[phase],
+            evaluation_name(config, phase),
             str(result["metrics"]["items"]),
             success_text(result["metrics"]["success"], result["metrics"]["success_interval"]),
             f"{result['metrics']['score']:.3f}",
@@ -47,9 +59,10 @@ def report_text(config: Config, folder: Path, evals: dict[str, dict[str, Any]], 
     """``report.md``: what was run, the table of success rates, and success per task type."""
     lines = [f"# {config.run.name}", "", f"Model {config.model.name}, task set {config.eval.tasks}.", ""]
     lines += [f"| {' | '.join(_CLOSING_COLUMNS)} |", f"|{'---|' * len(_CLOSING_COLUMNS)}"]
-    lines += [f"| {' | '.join(row)} |" for row in _closing_rows(evals)]
+    lines += [f"| {' | '.join(row)} |" for row in _closing_rows(config, evals)]
     types = sorted({name for result in evals.values() for name in result["metrics"]["by_type"]})
-    lines += ["", "Success by task type:", "", f"| task type | {' | '.join(EVALUATIONS[phase] for phase in evals)} |"]
+    names = " | ".join(evaluation_name(config, phase) for phase in evals)
+    lines += ["", "Success by task type:", "", f"| task type | {names} |"]
     lines += [f"|---|{'---|' * len(evals)}"]
     for name in types:
         cells = [f"{result['metrics']['by_type'][name]['success']:.1%}" for result in evals.values()]

@@ -20,10 +20,11 @@ from tests.command import saga
 from tests.gambling import Gambler, Table
 from tests.vault import PRINCIPLE, hierarchy, trajectory
 from train.ablate import ablate_target, base_config, play_arms
-from train.arms import ARMS, arm_config, parse_arm, parse_arms
+from train.arms import ARMS, arm_config, learns_anew, parse_arm, parse_arms
 from train.chat import ModelLost
 from train.config import Config, ConfigError, MemoryConfig
-from train.rebuild import builder_settings, rebuild
+from train.rebuild import builder_settings, rebuild, relearn
+from train.samem import open_states
 
 pytestmark = pytest.mark.unit
 
@@ -62,7 +63,7 @@ def base(**sections: Any) -> Config:
 
 
 def test_every_arm_changes_what_it_says() -> None:
-    shared = base(agent={"max_new_tokens": 64, "thoughts": True})
+    shared = base(agent={"max_new_tokens": 64, "thoughts": True}, samem={"database": "values.db"})
     found = {name: arm_config(shared, name, arm) for name, arm in ARMS.items()}
     assert [name for name, config in found.items() if config.memory is None] == [
         "none",
@@ -70,7 +71,16 @@ def test_every_arm_changes_what_it_says() -> None:
         "react",
         "retry",
         "reflexion",
+        "samem",
+        "samem-thought",
+        "samem-action",
     ]
+    assert {name: config.samem.store for name, config in found.items() if config.samem} == {
+        "samem": "thought",
+        "samem-thought": "thought",
+        "samem-action": "action",
+        "both": "thought",
+    }
     assert {name: config.memory.mode for name, config in found.items() if config.memory} == {
         "trajectory": "trajectory",
         "direct": "direct",
@@ -80,6 +90,7 @@ def test_every_arm_changes_what_it_says() -> None:
         "builder-offline": "full",
         "builder-strong": "full",
         "builder-policy": "full",
+        "both": "full",
     }
     assert found["unregulated"].memory is not None
     assert found["unregulated"].memory.attempts == 0
@@ -104,6 +115,7 @@ def test_an_arm_may_be_changed_further() -> None:
     ("arm", "shared", "message"),
     [
         ("full", {"memory": None}, "--arms full: needs a memory"),
+        ("both", {}, "--arms both: needs values of thoughts"),
         ("react", {}, "agent.max_new_tokens: 32 cuts off a thought"),
         ("none+env.max_steps=3", {}, "--arms none+env.max_steps=3: changes env, which all arms share"),
         ("none+eval.seeds=3", {}, "changes eval.seeds, which all arms share"),
@@ -156,8 +168,33 @@ def test_a_memory_is_built_anew_from_the_same_trajectories(store: str, tmp_path:
         assert again.snapshot() == built
     with Store(store, create=False) as old:
         old.set_status(PRINCIPLE.id, "retired", "test")
-    with pytest.raises(ConfigError, match="was built from another memory"):
+    with pytest.raises(ConfigError, match="was made of another memory"):
         rebuild(store, settings, memory, tmp_path / "arm")
+
+
+def test_a_table_is_learnt_anew_where_it_is_another_one(store: str, tmp_path: Path) -> None:
+    shared = base(
+        agent={"thoughts": True}, samem={"database": store, "embedder": {"kind": "hashing"}}, memory={"store": store}
+    )
+
+    def config(arm: str) -> Config:
+        return arm_config(shared, *parse_arm(arm))
+
+    anew = {arm: learns_anew(shared, config(arm)) for arm in ("none", "samem", "samem-thought", "both")}
+    assert not any(anew.values())
+    assert not learns_anew(shared, config("samem+samem.recall=hint"))
+    assert learns_anew(shared, config("samem-action"))
+    assert learns_anew(shared, config("samem+samem.threshold=0.5"))
+    settings = config("samem-action").samem
+    assert settings is not None
+    url = relearn(store, settings, tmp_path / "arm")
+    states = open_states(settings.model_copy(update={"database": url}), None, tmp_path)
+    assert states is not None
+    assert states.provenance == {("vault", "task-0")}
+    # Two actions, of which the second brought 1: a step of alpha 0.3 from 0 towards it.
+    assert len(states.snapshot.values) == 2
+    assert max(states.snapshot.values) == pytest.approx(0.3)
+    assert relearn(store, settings, tmp_path / "arm") == url
 
 
 def test_who_builds() -> None:

@@ -50,6 +50,9 @@ def test_saved_config_reads_back_equal(minimal: Path, tmp_path: Path) -> None:
         ("run.name.x=1", "'name' holds the value 'demo', not a section"),
         ("run.seed=[", "is not a YAML value"),
         ("warm_start.epochs=1", "warm_start.tasks: missing"),
+        ("samem.recall=replace", "with agent.thoughts false it has none; set agent.thoughts: true"),
+        ("samem.epsilon_end=0.5", "samem: epsilon_end: 0.5 is above epsilon_start 0.3"),
+        ("samem.gama=0.5", "samem.gama: unknown key (value 0.5); did you mean 'gamma'?"),
     ],
 )
 def test_a_mistake_names_field_value_and_remedy(minimal: Path, override: str, message: str) -> None:

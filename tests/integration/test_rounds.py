@@ -1,0 +1,234 @@
+"""The outer loop: rounds of play, knowledge and policy optimisation, killed in every phase and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import memory.distil
+import train.agent
+import train.evaluation_phase
+import train.learning
+import train.loop
+import train.optimise
+import train.round_report
+import train.rollouts
+import train.trajectory
+from memory.guide import Memory
+from memory.recall import StateMemory
+from memory.samem_store import read_barriers
+from memory.store import Store
+from memory.usage import MemoryUse
+from tests.scripted_agents import MistakenExpert, Rates
+from train.agent import Job
+from train.config import Config, config_from
+from train.preflight import prepare_run, task_sets
+from train.trajectory import Episode, append_episode, read_episodes
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
+
+ROOT = Path(__file__).parents[2]
+
+
+class Killed(BaseException):
+    """Ends a run as abruptly as can be had within a process."""
+
+
+def run(config: Config, *, resume: bool = False) -> Path:
+    folder = prepare_run(config, resume=resume)
+    train.loop.train(config, folder, task_sets(config), Console(quiet=True))
+    return folder
+
+
+def journal(folder: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads((folder / "journal.json").read_text())
+    return found
+
+
+def episodes(folder: Path, phase: str) -> list[Episode]:
+    return sorted(read_episodes(folder / f"episodes/{phase}.jsonl.gz"), key=lambda episode: episode.id)
+
+
+def metrics(folder: Path, phase: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["phase"] == phase]
+
+
+# ---- memory and table alone, with a scripted agent who reads constraints
+
+
+class ScriptedPolicy:
+    """Takes the place of :class:`train.policy.Policy`: plays :class:`MistakenExpert`."""
+
+    adapter = "base"
+    dtype = ""
+
+    def __init__(self, config: Config, *, adapter: Path | None, trainable: bool, folder: Path) -> None:
+        assert not trainable
+        self.memory: Memory | None = None
+        self.states: StateMemory | None = None
+
+    @property
+    def guided(self) -> bool:
+        return self.memory is not None or self.states is not None
+
+    def guide_by(self, memory: Memory | None, states: StateMemory | None) -> None:
+        if self.memory is not None:
+            self.memory.close()
+        self.memory, self.states = memory, states
+
+    async def ready(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        self.guide_by(None, None)
+
+    def player(
+        self, job: Job, temperature: float, memory: Memory | None = None, *, training: bool = False
+    ) -> MistakenExpert:
+        memory = (memory or self.memory) if job.guided else None
+        return MistakenExpert(job, Rates(), memory.guide(job.id, len) if memory else None)
+
+
+def knowledge_config(tmp_path: Path, *overrides: str) -> Config:
+    data = {
+        "run": {"name": "demo", "dir": str(tmp_path), "deterministic": True},
+        "rounds": 2,
+        "env": {"name": "household", "max_steps": 12},
+        "pool": {"workers": 1, "envs_per_worker": 2},
+        "agent": {"concurrency": 1},
+        "memory": {
+            "embedder": {"kind": "hashing"},
+            "plan_tokens": 0,
+            "budget_tokens": 800,
+            "audit": {"samples": 50},
+            "validation": {"episodes": 64, "resamples": 200},
+        },
+        "samem": {"embedder": {"kind": "hashing"}, "lifted": True, "recall": "hint"},
+        "collect": {"tasks": "household/easy/train:0-119", "episodes": 40},
+        "eval": {"tasks": "household/easy/eval:0-3", "at_start": False},
+    }
+    return config_from(data, list(overrides))
+
+
+PHASES = ["collect", "learn", "distil", "audit", "validate"]
+KNOWLEDGE = [
+    "memory",
+    *(f"{phase}-0001" for phase in PHASES),
+    "eval-round-0001-without",
+    "eval-round-0001",
+    "round-0001",
+    *(f"{phase}-0002" for phase in PHASES),
+    "eval-final-without",
+    "eval-final",
+    "round-0002",
+]
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(train.loop, "Policy", ScriptedPolicy)
+    return monkeypatch
+
+
+def test_memory_alone_learns_over_rounds_and_a_run_killed_in_every_phase_agrees(
+    scripted: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    straight = run(knowledge_config(tmp_path / "straight"))
+    done = journal(straight)
+    assert list(done) == KNOWLEDGE
+    check_rounds(straight, done)
+
+    config = knowledge_config(tmp_path / "killed")
+    for number, (module, name, when) in enumerate(KILLS):
+        with scripted.context() as patch:
+            kill_in(patch, module, name, when)
+            with pytest.raises((Killed, BaseExceptionGroup)):  # a group where many episodes are played at once
+                run(config, resume=number > 0)
+    killed = run(config, resume=True)
+    again = journal(killed)
+    assert list(again) == KNOWLEDGE
+    for phase in KNOWLEDGE:  # names of memory and table at the end of each phase
+        assert {key: again[phase].get(key) for key in ("memory", "table", "figures")} == {
+            key: done[phase].get(key) for key in ("memory", "table", "figures")
+        }, phase
+    for phase in (f"collect-{round:04d}" for round in (1, 2)):
+        assert [one.id for one in episodes(killed, phase)] == [one.id for one in episodes(straight, phase)]
+    with Store(f"sqlite:///{straight}/memory.db") as one, Store(f"sqlite:///{killed}/memory.db") as other:
+        assert contents(one) == contents(other)
+
+
+def check_rounds(folder: Path, done: dict[str, dict[str, Any]]) -> None:
+    """What the uninterrupted run must have done, or the comparison would compare little."""
+    assert done["distil-0001"]["changes"]["principle"]["added"] > 0
+    assert done["audit-0001"]["predicates"]["passed"] > 0
+    assert sum(done["validate-0001"]["decisions"].values()) > 0
+    names = [done[phase]["memory"] for phase in ("memory", "learn-0001", "distil-0001", "learn-0002")]
+    assert len(set(names)) == 4
+    assert done["learn-0001"]["table"] != done["learn-0002"]["table"]
+    first, second = episodes(folder, "collect-0001"), episodes(folder, "collect-0002")
+    assert all(episode.memory is None for episode in first)
+    # The second round plays with what the first one ended with, whose ledgers have been credited.
+    assert {one.memory.snapshot for one in second if one.memory} == {done["round-0001"]["memory"]}
+    assert sum(len(one.memory.retrieved) for one in second if one.memory) > 0
+    evaluation = json.loads((folder / "evals/eval-final.json").read_text())
+    assert evaluation["memory"]["snapshot"] == done["eval-final"]["memory"]
+    assert evaluation["samem"]["snapshot"] == done["eval-final"]["table"]
+    without = json.loads((folder / "evals/eval-final-without.json").read_text())
+    assert without["memory"] is without["samem"] is None
+    assert [item["id"] for item in without["items"]] == [item["id"] for item in evaluation["items"]]
+    (line,) = [line for line in metrics(folder, "round") if line["step"] == 2]
+    assert line["episodes_played"] == 40
+    assert line["trigger_rate"] > 0
+    assert line["states"] > 0
+    with Store(f"sqlite:///{folder}/memory.db") as store:
+        assert sum(count.trajectories for count in store.stats().trajectories) == 80
+        assert any(stored.ledger.episodes_with for stored in store.items(3))
+    assert len(list((folder / "state").glob("*.db"))) == 1  # older copies are gone
+
+
+def contents(store: Store) -> Any:
+    """Everything that counts in a store: items and links, statuses, ledgers, judgements and the table's history."""
+    items = [stored for level in (1, 2, 3) for stored in store.items(level)]
+    return (
+        sorted((stored.id, stored.status, stored.ledger) for stored in items),
+        sorted(link.id for link in store.links()),
+        [(one.kind, one.verdict, one.round) for stored in items for one in store.judgements(stored.id)],
+        [(one.number, one.round, one.episodes, one.snapshot) for one in read_barriers(store)],
+    )
+
+
+KILLS: list[tuple[Any, str, int]] = [
+    (train.rollouts, "append_episode", 5),  # within collect
+    (train.learning, "learn_new", 1),  # the trajectories are in, the table has not learnt
+    (memory.distil, "consolidate", 1),  # built, but not consolidated
+    (train.learning, "audit_store", 1),
+    (train.rollouts, "append_episode", 9),  # within validate
+    (train.learning, "conclude", 1),  # played and credited, but not judged
+    (train.evaluation_phase, "evaluate", 2),
+    (train.round_report, "load_table", 1),  # credited, but not closed
+    (train.learning, "learn_new", 1),
+    (memory.distil, "consolidate", 1),
+]
+"""Where the run is killed, one start after the other: at the n-th call of a function."""
+
+
+def kill_in(patch: pytest.MonkeyPatch, module: Any, name: str, when: int) -> None:
+    original: Callable[..., Any] = getattr(module, name)
+    calls = iter(range(1, when))
+
+    def dies(*args: Any, **kwargs: Any) -> Any:
+        if next(calls, None) is None:
+            raise Killed(name)
+        return original(*args, **kwargs)
+
+    patch.setattr(module, name, dies)
