@@ -52,6 +52,7 @@ class Policy:
             raise ConfigError(f"--adapter {adapter}: an API takes no adapter; serve the model with vLLM, or drop it")
         self.adapter = BASE
         self.model: Any = None
+        self.tokenizer: Any = None
         self.chat: ChatModel
         self.memory = open_memory(config.memory, config.env.name, folder, deterministic=config.run.deterministic)
         """What its players are guided by; see :meth:`guide_by`."""
@@ -66,8 +67,8 @@ class Policy:
             if adapter is not None:
                 self.model = load_adapter(self.model, adapter, trainable=trainable)
                 self.adapter = adapter.name
-        else:
-            self.tokenizer = load_tokenizer(config.model) if config.model.engine != "api" else None
+        elif config.model.engine != "api":
+            self.tokenizer = load_tokenizer(config.model)
         self.codec: Codec = MessageCodec() if self.tokenizer is None else TokenCodec(self.tokenizer)
         self._pending = adapter
         self._open_engine()
