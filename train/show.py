@@ -80,6 +80,8 @@ def _print_episode(episode: Episode) -> None:
     if episode.memory is not None:
         _print_memory(console, episode.memory)
     for step in episode.steps:
+        if step.note:
+            console.print(f"[bold]note on the try before[/bold] {escape(step.note)}\n")
         mark = "" if step.valid else "  [red]invalid[/red]"
         reward = f"  [green]{step.reward:+.2f}[/green]" if step.reward else ""
         if step.recall is not None and step.recall.thought:
