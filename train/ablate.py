@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from rich.table import Table
 from envs.base import Task
 from envs.pool import EnvPool
 from envs.tasksets import load_task_set
-from memory.samem_store import read_barriers
+from memory.samem_store import read_barriers, table_provenance
 from memory.schema import memory_url
 from memory.statistics import Effect, holm
 from memory.store import Store
@@ -24,8 +24,9 @@ from train.agent import Job, Player
 from train.arms import BASELINE, Arm, arm_config, learns_anew, parse_arms
 from train.compare import compare, difference_text
 from train.config import TRAINING_SECTIONS, Config, ConfigError, load_config
-from train.evaluate import evaluate
+from train.evaluate import check_held_out, evaluate
 from train.files import write_json
+from train.memory import grammar_of
 from train.metrics import FAILURES
 from train.preflight import check_engine, hold_folder
 from train.rebuild import builder_settings, rebuild, relearn
@@ -91,6 +92,7 @@ def ablate_target(
     builders = {name: builder_settings(arm.built, base) for name, arm in wanted.items() if arm.built}
     check_engine(base)
     tasks = load_task_set(base.eval.tasks, base.env.model_dump(mode="json"))
+    check_held_out(provenance(configs.values()), tasks, base.eval.tasks)  # before the first arm is played
     adapter = chosen_adapter(target, adapter)
     digest = adapter_hash(adapter) if adapter else ""
     identity = {"config": base.model_dump(mode="json"), "adapter_hash": digest, "memory": _snapshots(base)}
@@ -163,6 +165,26 @@ def _snapshots(config: Config) -> list[str]:
     if config.samem is not None:
         with Store(memory_url(str(config.samem.database)), create=False) as store:
             found += [barrier.snapshot for barrier in read_barriers(store, config.samem.table)[-1:]]
+    return found
+
+
+def provenance(configs: Iterable[Config]) -> set[tuple[str, str]]:
+    """(world, task) of every trajectory that the arms' memories and tables rest on, and of the memories' validations.
+
+    Raises:
+        MemoryRecordError: no such memory.
+    """
+    found: set[tuple[str, str]] = set()
+    for config in configs:
+        memory, samem = config.memory, config.samem
+        if memory is not None and memory.mode != "none":
+            with Store(str(memory.store), create=False) as store:
+                found |= store.provenance() | store.validated_on()
+                if memory.mode == "trajectory":
+                    found |= {(one.world, one.task) for one in store.trajectories(grammar=grammar_of(config.env.name))}
+        if samem is not None:
+            with Store(memory_url(str(samem.database)), create=False) as store:
+                found |= table_provenance(store, samem.table)
     return found
 
 
@@ -273,7 +295,8 @@ def show(
             "warnings": list(warnings),
         },
     )
-    console.print(arms_table(rows, baseline))
+    for metric in dict.fromkeys(row.metric for row in rows):
+        console.print(arms_table([row for row in rows if row.metric == metric], baseline))
     for name, evaluation in evaluations.items():
         if by_try := evaluation["metrics"].get("success_by_try"):
             console.print(f"{name}: success within 1, 2, … tries: {', '.join(map(percent, by_try))} %")
@@ -283,14 +306,18 @@ def show(
 
 
 def arms_table(rows: Sequence[Row], baseline: dict[str, Any]) -> Table:
-    """The arms, one a row, in per cent; failures as shares of all episodes."""
+    """The arms, one a row, by one metric in per cent; what was lost as shares of all episodes, by class of failure."""
+    metric = rows[0].metric
     title = f"{baseline['task_set']}: {baseline['metrics']['items']} items, {len(baseline['seeds'])} samples an arm"
-    graded = len({row.metric for row in rows}) > 1
-    columns = ["arm", "success % (95 %)", f"- {BASELINE} (95 %)", "p", *(kind[:5] for kind in FAILURES)]
-    table = compact_table(title, [*columns[:1], *(["metric"] if graded else []), *columns[1:]], left=("arm", "metric"))
+    lost = f"lost {'/'.join(kind[0].upper() for kind in FAILURES)}"
+    won = [lost] if metric == "success" else []
+    table = compact_table(title, ("arm", f"{metric} %", f"- {BASELINE} (95 %)", "p", *won), left=("arm",))
+    table.columns[0].overflow = "fold"
+    if won:
+        table.caption = f"lost: shares of all episodes, by {', '.join(FAILURES)}"
     for row in rows:
         value = success_text(row.value, row.interval) if row.interval else percent(row.value)
         told = ("–", "–") if row.effect is None or row.p is None else (difference_text(row.effect), f"{row.p:.3f}")
-        failures = [f"{100 * share:.0f}" if row.metric == "success" else "" for share in row.failures.values()]
-        table.add_row(row.arm, *([row.metric] if graded else []), value, *told, *failures)
+        failures = ["/".join(f"{100 * share:.0f}" for share in row.failures.values())] if won else []
+        table.add_row(row.arm, value, *told, *failures)
     return table

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from train.config import Config
-from train.evaluate import evaluate
+from train.evaluate import evaluate, failure_line
 from train.run import Run
 
 WITHOUT = "-without"
@@ -55,5 +55,7 @@ async def _evaluate(run: Run, phase: str, *, guided: bool) -> None:
     evaluations = sum(name.startswith("eval-") for name in run.journal.phases)
     run.tracker.log(evaluations + 1, phase, **flat)
     low, high = metrics["success_interval"]
-    run.say(f"{phase}: success {metrics['success']:.1%} ({low:.1%} – {high:.1%})")
+    failures = failure_line(metrics)
+    told = f"; failed episodes: {failures}" if failures else ""
+    run.say(f"{phase}: success {metrics['success']:.1%} ({low:.1%} – {high:.1%}){told}")
     run.finish(phase)

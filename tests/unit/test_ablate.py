@@ -259,7 +259,7 @@ def test_the_table_by_hand(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     play_with.append(Gambler(odd_ones_with_memory))
     found = run(recipe, ["full", "shuffled"], tmp_path / "out")
     rows = {row["arm"]: row for row in found["rows"]}
@@ -280,8 +280,8 @@ def test_the_table_by_hand(
     ]
     out = " ".join(capsys.readouterr().out.split())
     assert "household/easy/eval-48: 24 items, 2 samples an arm" in out
-    assert "arm success % (95 %) - none (95 %) p knowl execu budge inval fault" in out
-    assert "none 0.0 (0–14) – – 100 0 0 0 0" in out
+    assert "arm success % - none (95 %) p lost K/E/B/I/F" in out
+    assert "none 0.0 (0–14) – – 100/0/0/0/0" in out
     # each arm plays every item with the seeds 0 and 1
     played = Counter((job.phase, job.task.id, job.seed) for job in play_with[-1].jobs)
     assert set(played) == {(arm, task.id, seed) for arm in rows for task in ITEMS for seed in (0, 1)}
@@ -309,6 +309,19 @@ def test_what_was_finished_is_not_played_again_and_arms_may_be_added(
     assert {job.phase for job in play_with[-1].jobs} == {"direct"}
     with pytest.raises(ConfigError, match="holds another evaluation"):
         run(recipe, ["full"], out, "run.seed=1", resume=True)
+
+
+def test_a_memory_of_the_items_is_refused_before_anything_is_played(
+    recipe: str, store: str, play_with: list[Gambler], tmp_path: Path
+) -> None:
+    play_with.append(Gambler(never))
+    with Store(store, create=False) as opened:
+        seen = trajectory(7).model_copy(update={"world": "household", "task": "easy/3", "grammar": "alfworld-0.4"})
+        opened.add_trajectories([seen])
+    with pytest.raises(ConfigError, match=r"rests on episodes of 1 of its 24 tasks \(for example easy/3\)"):
+        run(recipe, ["full", "trajectory"], tmp_path / "out")
+    assert play_with[-1].jobs == []
+    run(recipe, ["full"], tmp_path / "out")  # the hierarchy does not rest on it
 
 
 def test_another_memory_is_another_ablation(recipe: str, store: str, play_with: list[Gambler], tmp_path: Path) -> None:
