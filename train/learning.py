@@ -14,7 +14,7 @@ from memory.distil import distil
 from memory.embedding import EmbeddingFault, make_embedder
 from memory.predicates import PredicateHost
 from train.chat import ModelFault
-from train.collecting import read_phases, sources
+from train.collecting import read_phases
 from train.config import MemoryConfig
 from train.ingest import trajectory_of
 from train.knowledge import Knowledge
@@ -22,22 +22,7 @@ from train.memory_validate import conclude, make_plan, play_plan
 from train.round_figures import level_changes, statuses
 from train.run import Run
 from train.samem import learn_new, open_with
-
-
-def learn_phase(round: int) -> str:
-    return f"learn-{round:04d}"
-
-
-def distil_phase(round: int) -> str:
-    return f"distil-{round:04d}"
-
-
-def audit_phase(round: int) -> str:
-    return f"audit-{round:04d}"
-
-
-def validate_phase(round: int) -> str:
-    return f"validate-{round:04d}"
+from train.schedule import audit_phase, distil_phase, learn_phase, sources, validate_phase
 
 
 async def gain_knowledge(run: Run, knowledge: Knowledge, round: int) -> None:
