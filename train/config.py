@@ -409,6 +409,12 @@ class Config(Section):
             raise ValueError(f"rounds {self.rounds}: nothing is played in them; add grpo or collect, or set rounds: 1")
         if self.collect is not None and not self.remembers:
             raise ValueError("collect: nothing learns from its rollouts; add memory or samem, or drop collect")
+        values_thoughts = self.samem is not None and self.samem.store == "thought" and not self.samem.lifted
+        if values_thoughts and not self.agent.thoughts and (self.collect or self.grpo):
+            raise ValueError(
+                "samem values written thoughts, and with agent.thoughts false there are none; set agent.thoughts: true "
+                "or samem.lifted: true"
+            )
         if self.grpo is not None and self.remembers:
             size = self.grpo.group_size
             free = free_rollouts(self.grpo)

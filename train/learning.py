@@ -29,7 +29,7 @@ async def gain_knowledge(run: Run, knowledge: Knowledge, round: int) -> None:
     """Learn values, distil, audit and validate, as far as the configuration asks for it; nothing without rollouts.
 
     Raises:
-        MemoryRecordError, ModelFault: see the phases.
+        ModelFault: see the phases.
     """
     if not sources(run.config, round):
         return
@@ -55,7 +55,7 @@ def _learn(run: Run, knowledge: Knowledge, round: int) -> dict[str, Any]:
     """Add the round's rollouts to the memory, and learn the values of their thoughts.
 
     Raises:
-        MemoryRecordError: thoughts are valued and none was written. ModelFault: no vectors.
+        ModelFault: no vectors.
     """
     name, store = run.config.run.name, knowledge.store
     episodes = read_phases(run.folder, sources(run.config, round))

@@ -81,6 +81,7 @@ def test_evaluations_have_names() -> None:
         ({"collect": COLLECT}, "collect: nothing learns from its rollouts; add memory or samem"),
         ({"memory": MEMORY, "grpo": GRPO | {"group_size": 3}}, "memory_free_share 0.5 of grpo.group_size 3 leaves one"),
         ({"samem": SAMEM, "grpo": GRPO | {"memory_free_share": 0.25}}, "set the share to 0 or 1"),
+        ({"samem": {"recall": "hint"}, "collect": COLLECT}, "set agent.thoughts: true or samem.lifted: true"),
         ({"memory": MEMORY, "collect": COLLECT | {"tasks": "household/easy/eval:0-7"}}, "collect.tasks equals eval"),
     ],
 )
