@@ -16,7 +16,7 @@ from memory.store import Store
 def copy_memory(url: str, target: Path) -> None:
     """Make ``target`` (an SQLite file) a copy of the memory at ``url``; a kill leaves the old file or the new one.
 
-    Whoever has ``target`` open must close it first. Of a PostgreSQL memory the tables of values stay behind.
+    Whoever has ``target`` open must close it first.
 
     Raises:
         MemoryRecordError: there is no memory at ``url``.

@@ -366,6 +366,27 @@ class QTable:
         return Snapshot(self, len(self.states), values, visits, forgotten, self.elsewhere, self.episodes)
 
 
+class ContentHash:
+    """The hash of a table's content, over its states and then its thoughts, each in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def state(self, text: str) -> None:
+        self._add(f"s {text}\n")
+
+    def thought(self, state: int, text: str, value: float, visits: int, forgotten: bool) -> None:
+        self._add(f"t {state} {text} {value!r} {visits} {forgotten}\n")
+
+    def _add(self, line: str) -> None:
+        self._digest.update(line.encode("utf-8", "surrogatepass"))
+
+    @property
+    def id(self) -> str:
+        """``q-`` and 16 hex digits of the SHA-256 over texts, values, visits, and what was forgotten."""
+        return f"q-{self._digest.hexdigest()[:16]}"
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A table between two barriers: what agents read. ``values``, ``visits``: by number of the thought."""
@@ -380,15 +401,14 @@ class Snapshot:
 
     @cached_property
     def id(self) -> str:
-        """``q-`` and 16 hex digits of the SHA-256 over states, thoughts, values, visits and what was forgotten."""
-        digest = hashlib.sha256()
+        """See :class:`ContentHash`."""
+        digest = ContentHash()
         for state in range(self.states):
-            digest.update(f"s {self.table.states[state].text}\n".encode("utf-8", "surrogatepass"))
+            digest.state(self.table.states[state].text)
         for thought, (value, visits) in enumerate(zip(self.values, self.visits, strict=True)):
-            text = self.table.thoughts[thought].text
-            line = f"t {self.table.state_of[thought]} {text} {value!r} {visits} {thought in self.forgotten}\n"
-            digest.update(line.encode("utf-8", "surrogatepass"))
-        return f"q-{digest.hexdigest()[:16]}"
+            text, state = self.table.thoughts[thought].text, self.table.state_of[thought]
+            digest.thought(state, text, value, visits, thought in self.forgotten)
+        return digest.id
 
     def find_state(self, summary: str) -> tuple[int | None, float]:
         """The matching state, None where there is none, and the cosine with the nearest one."""

@@ -48,8 +48,15 @@ def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, for example configs/quickstart.yaml.")],
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what each phase would cost; start nothing.")
+    ] = False,
+    rates: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="GENERATED TRAINED", help="Tokens a second, for the times of --dry-run."),
+    ] = None,
 ) -> None:
-    """Train a policy: evaluate, warm start (SFT on expert episodes), policy optimisation (GRPO), evaluate again."""
+    """Train: a warm start, then rounds of play, memory, values and policy optimisation, each part if configured."""
     from train.config import load_config
 
     settings = load_config(config, overrides)
@@ -64,6 +71,11 @@ def train(
     keep_to_one_gpu(os.environ)
     check_engine(settings)
     sets = task_sets(settings)
+    if dry_run:
+        from train.plan import show_plan
+
+        show_plan(settings, {name: len(tasks) for name, tasks in sets.items()}, rates)
+        return
     folder = prepare_run(settings, resume=resume)
     with hold_folder(folder):
         from rich.console import Console

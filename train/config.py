@@ -280,7 +280,10 @@ class GrpoConfig(Section):
     """Whose tokens are trained: action turns, and what the policy writes in its other parts."""
     invalid_penalty: Annotated[float, Field(ge=0)] = 0.0
     """Subtracted from the reward of a step whose action was invalid. Above 0 a group without a success teaches to avoid
-    refusals, and with ``normalise_std`` as strongly as one with: a small policy then walks in circles."""
+    refusals, and with ``normalise_std`` as strongly as one with: alone, it makes a small policy walk in circles."""
+    repeat_penalty: Annotated[float, Field(ge=0)] = 0.0
+    """Subtracted where an action repeats an earlier one of the episode that the world answered just the same; where it
+    was invalid, too, the larger penalty counts. Both together are a signal of every step against wasted ones."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL to the base model (adapter off); 0 computes none."""
@@ -427,6 +430,12 @@ class Config(Section):
             raise ValueError(f"rounds {self.rounds}: nothing is played in them; add grpo or collect, or set rounds: 1")
         if self.collect is not None and not self.remembers:
             raise ValueError("collect: nothing learns from its rollouts; add memory or samem, or drop collect")
+        values_thoughts = self.samem is not None and self.samem.store == "thought" and not self.samem.lifted
+        if values_thoughts and not self.agent.thoughts and (self.collect or self.grpo):
+            raise ValueError(
+                "samem values written thoughts, and with agent.thoughts false there are none; set agent.thoughts: true "
+                "or samem.lifted: true"
+            )
         if self.grpo is not None and self.remembers:
             size = self.grpo.group_size
             free = free_rollouts(self.grpo)

@@ -22,7 +22,7 @@ def step_cap(caps: Sequence[int], iteration: int, iterations: int, otherwise: in
 
 
 def rate_share(schedule: Literal["linear", "constant"], iteration: int, iterations: int, warmup: int = 0) -> float:
-    """Share of the learning rate that iteration 1, 2, …, ``iterations`` has; the first ``warmup`` of them rise to it.
+    """Share of the learning rate in iteration 1, 2, …, ``iterations``; the first ``warmup`` of them lead up to it.
 
     >>> [rate_share("linear", i, 4) for i in range(1, 5)]
     [1.0, 0.75, 0.5, 0.25]

@@ -6,17 +6,9 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from train.config import Config
 from train.evaluate import evaluate, failure_line
 from train.run import Run
-
-WITHOUT = "-without"
-"""Ends the phase of an evaluation in which memory and table, which there are, have no part."""
-
-
-def round_evaluation(config: Config, round: int) -> str:
-    """The phase that evaluates after ``round``; the last one's is the run's result."""
-    return "eval-final" if round == config.rounds else f"eval-round-{round:04d}"
+from train.schedule import WITHOUT
 
 
 async def evaluate_phase(run: Run, phase: str) -> dict[str, dict[str, Any]]:

@@ -25,11 +25,6 @@ BEGIN = "memory"
 """The phase in which the run's store is made."""
 
 
-def has_knowledge(config: Config) -> bool:
-    """Whether the run has a store of its own: where there is something to remember, and the policy plays for it."""
-    return config.remembers and bool(config.collect or config.grpo)
-
-
 class Knowledge:
     """The store of the run in ``folder``, brought back to what the last finished phase left.
 

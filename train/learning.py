@@ -14,7 +14,7 @@ from memory.distil import distil
 from memory.embedding import EmbeddingFault, make_embedder
 from memory.predicates import PredicateHost
 from train.chat import ModelFault
-from train.collecting import read_phases, sources
+from train.collecting import read_phases
 from train.config import MemoryConfig
 from train.ingest import trajectory_of
 from train.knowledge import Knowledge
@@ -22,29 +22,14 @@ from train.memory_validate import conclude, make_plan, play_plan
 from train.round_figures import level_changes, statuses
 from train.run import Run
 from train.samem import learn_new, open_with
-
-
-def learn_phase(round: int) -> str:
-    return f"learn-{round:04d}"
-
-
-def distil_phase(round: int) -> str:
-    return f"distil-{round:04d}"
-
-
-def audit_phase(round: int) -> str:
-    return f"audit-{round:04d}"
-
-
-def validate_phase(round: int) -> str:
-    return f"validate-{round:04d}"
+from train.schedule import audit_phase, distil_phase, learn_phase, sources, validate_phase
 
 
 async def gain_knowledge(run: Run, knowledge: Knowledge, round: int) -> None:
     """Learn values, distil, audit and validate, as far as the configuration asks for it; nothing without rollouts.
 
     Raises:
-        MemoryRecordError, ModelFault: see the phases.
+        ModelFault: see the phases.
     """
     if not sources(run.config, round):
         return
@@ -70,7 +55,7 @@ def _learn(run: Run, knowledge: Knowledge, round: int) -> dict[str, Any]:
     """Add the round's rollouts to the memory, and learn the values of their thoughts.
 
     Raises:
-        MemoryRecordError: thoughts are valued and none was written. ModelFault: no vectors.
+        ModelFault: no vectors.
     """
     name, store = run.config.run.name, knowledge.store
     episodes = read_phases(run.folder, sources(run.config, round))

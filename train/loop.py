@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import Console
 
 from envs.base import Task
-from train.collecting import collect_round, collects
+from train.collecting import collect_round
 from train.config import Config
 from train.evaluate import check_held_out
-from train.evaluation_phase import evaluate_phase, round_evaluation
+from train.evaluation_phase import evaluate_phase
 from train.files import write_json
-from train.knowledge import Knowledge, has_knowledge
+from train.knowledge import Knowledge
 from train.learner import Learner
 from train.learning import gain_knowledge
 from train.optimise import Optimisation
@@ -24,8 +24,9 @@ from train.preflight import JOURNAL, Journal
 from train.processes import Processes
 from train.report import closing_table, report_text
 from train.rollouts import env_pool
-from train.round_report import close_round, round_phase
+from train.round_report import close_round
 from train.run import Run
+from train.schedule import collects, has_knowledge, has_rounds, round_evaluation, round_phase, trains
 from train.tracking import Tracker
 from train.versions import Versions, copy_start
 from train.warm import reject, warm_start
@@ -81,11 +82,6 @@ async def _train(config: Config, folder: Path, sets: dict[str, list[Task]], cons
     _finish(run, evaluations)
 
 
-def trains(config: Config) -> bool:
-    """Whether the weights of the policy change."""
-    return bool(config.warm_start or config.rejection or config.grpo)
-
-
 async def _phases(run: Run, adapter: Path | None) -> dict[str, dict[str, Any]]:
     """All phases in order; the evaluations' results by phase."""
     config, policy = run.config, run.policy
@@ -103,7 +99,7 @@ async def _phases(run: Run, adapter: Path | None) -> dict[str, dict[str, Any]]:
     if config.rejection:
         await reject(run, config.rejection)
         evaluations |= await evaluate_phase(run, "eval-rejection")
-    if config.collect or config.grpo:
+    if has_rounds(config):
         optimisation = Optimisation(run, config.grpo) if config.grpo else None
         for round in range(1, config.rounds + 1):
             evaluations |= await _round(run, optimisation, round)

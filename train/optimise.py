@@ -15,23 +15,11 @@ from train.curriculum import Signal, iteration_tasks, rate_share, step_cap, tota
 from train.grpo import make_batch
 from train.metrics import summarise
 from train.run import Run, group_jobs
+from train.schedule import iteration_phase, round_iterations
 from train.trajectory import Episode
 
 Group = list[Episode]
 """The rollouts of one task and start in an iteration, with memory first, then those without."""
-
-
-def iteration_phase(iteration: int) -> str:
-    return f"grpo-{iteration:04d}"
-
-
-def round_iterations(grpo: GrpoConfig, round: int) -> range:
-    """The iterations of round 1, 2, …; they are counted over all rounds.
-
-    >>> list(round_iterations(GrpoConfig(tasks="household/easy/train", iterations=3), 2))
-    [4, 5, 6]
-    """
-    return range((round - 1) * grpo.iterations + 1, round * grpo.iterations + 1)
 
 
 def baselines(group: Group) -> list[Group]:

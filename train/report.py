@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from train.config import Config
-from train.evaluation_phase import WITHOUT
+from train.schedule import WITHOUT
 from train.tables import compact_table, percent, success_text
 
 _NAMES = {

@@ -10,24 +10,19 @@ from envs.cache import cache_folder
 from memory.embedding import make_embedder
 from memory.records import LEVEL_NAMES
 from memory.samem_store import load_table
-from train.collecting import played_in, read_phases
+from train.collecting import read_phases
 from train.config import SamemConfig
 from train.knowledge import Knowledge
-from train.learning import audit_phase, distil_phase
 from train.metrics import summarise
-from train.optimise import iteration_phase, round_iterations
 from train.round_figures import in_use, regulation_figures, round_credits, statuses
 from train.run import Run
+from train.schedule import audit_phase, distil_phase, iteration_phase, played_in, round_iterations, round_phase
 from train.trajectory import Episode
 
 Figures = dict[str, Any]
 """Numbers, names and None (not known), by name."""
 
 _CHANGES = ("added", "merged", "retired")
-
-
-def round_phase(round: int) -> str:
-    return f"round-{round:04d}"
 
 
 def close_round(run: Run, round: int) -> None:

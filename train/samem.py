@@ -158,6 +158,13 @@ def learn_offline(
         found = list(store.trajectories())
     if not found:
         raise MemoryRecordError("samem: no trajectories in the memory; name run folders, or `saga memory ingest` first")
+    settings = table.settings
+    written = settings.lifted or settings.store == "action" or any(s.thought for one in found for s in one.steps)
+    if not written:
+        raise MemoryRecordError(
+            f"samem: none of {len(found)} episodes holds a written thought; learn from actions with --lifted, or play "
+            "with agent.thoughts=true"
+        )
     return learn_new(store, table, words, found, name=name, batch=batch)
 
 
@@ -170,20 +177,10 @@ def learn_new(
     name: str = DEFAULT_NAME,
     batch: int = BATCH,
 ) -> Learnt:
-    """Learn from the episodes that the table, which ``store`` holds under ``name``, has not learnt from yet.
-
-    Raises:
-        MemoryRecordError: none of them holds what the table values.
-    """
+    """Learn from the episodes that the table, which ``store`` holds under ``name``, has not learnt from yet."""
     done = learnt_trajectories(store, name)
     new = [trajectory for trajectory in found if trajectory.id not in done]
-    written = any(step.thought for trajectory in new for step in trajectory.steps)
     settings = table.settings
-    if new and not (settings.lifted or written or settings.store == "action"):
-        raise MemoryRecordError(
-            f"samem: none of {len(new)} episodes holds a written thought; learn from actions with --lifted, or play "
-            "with agent.thoughts=true"
-        )
     words = Words.learn(new).joined(words or Words())
     updates = forgotten = 0
     for start in range(0, len(new), batch):

@@ -13,11 +13,9 @@ from train.progress import progress
 from train.rollouts import collect, env_pool
 from train.rows import Row, rows_of
 from train.run import Run, episode_file, group_jobs
+from train.schedule import REJECTION, WARM_START
 from train.sft import optimiser_batches
 from train.trajectory import Episode
-
-WARM_START = "warm-start"
-REJECTION = "rejection"
 
 
 async def warm_start(run: Run, warm: WarmStartConfig) -> None:

@@ -219,3 +219,28 @@ def test_launchers_use_the_activated_environment(name: str, tmp_path: Path) -> N
     )
     assert result.stderr == ""
     assert result.stdout == f"scripts/bench/{name}.py --some argument threads 2\n"
+
+
+# ---- noise_scale.py
+
+
+def test_the_signal_of_a_gradient_is_what_different_groups_agree_on() -> None:
+    noise_scale = script("noise_scale")
+    # Gradients (1, 1), (1, -1), (1, 0): products off the diagonal 0, 1, 1, each twice; their mean is 2/3.
+    gradients = torch.tensor([[1.0, 1.0], [1.0, -1.0], [1.0, 0.0]])
+    estimate = noise_scale.pair_mean(gradients @ gradients.T)
+    assert estimate.value == pytest.approx(2 / 3)
+    # Left out one by one: 1, 1, 0. Jackknife: 2/3 of the squared deviations 1/9 + 1/9 + 4/9.
+    assert estimate.high - estimate.value == pytest.approx(1.96 * (2 / 3 * 6 / 9) ** 0.5)
+    assert noise_scale.noise_scale(noise=2.0, signal=0.5) == 3.0
+    assert noise_scale.noise_scale(noise=2.0, signal=-0.1) == float("inf")
+
+
+def test_the_jackknife_interval_holds_the_truth() -> None:
+    noise_scale = script("noise_scale")
+    held = 0
+    for seed in range(200):
+        draws = torch.randn(30, 20, generator=torch.Generator().manual_seed(seed)) + 0.5  # |G|^2 = 20 * 0.25
+        estimate = noise_scale.pair_mean(draws @ draws.T)
+        held += estimate.low <= 5.0 <= estimate.high
+    assert 180 <= held <= 198
