@@ -107,7 +107,7 @@ class Policy:
         """
         if self._server is not None:
             await self._server.start()
-        if self.config.model.engine != "hf":
+        if self.config.model.engine in ("vllm", "server"):
             await self.chat.check()  # type: ignore[attr-defined]
         if self._pending is not None:
             await self.activate(self._pending)
