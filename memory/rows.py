@@ -342,7 +342,7 @@ def read_rejection(row: Row[Any]) -> Rejection:
     return Rejection(row.id, row.kind, row.reason, json.loads(row.record), row.times, row.time)
 
 
-def where_in(connection: Connection, query: Select[Any], column: Any, values: Sequence[str]) -> Iterator[Row[Any]]:
+def where_in(connection: Connection, query: Select[Any], column: Any, values: Sequence[Any]) -> Iterator[Row[Any]]:
     for batch in chunks(values):
         yield from connection.execute(query.where(column.in_(batch)))
 

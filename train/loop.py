@@ -22,7 +22,7 @@ from train.optimise import Optimisation
 from train.policy import Policy
 from train.preflight import JOURNAL, Journal
 from train.processes import Processes
-from train.report import closing_table, report_text
+from train.report import closing_table, write_report
 from train.rollouts import env_pool
 from train.round_report import close_round
 from train.run import Run
@@ -135,12 +135,12 @@ def _finish(run: Run, evaluations: dict[str, dict[str, Any]]) -> None:
     config, folder, adapter = run.config, run.folder, run.versions.newest
     files = [f"evals/{phase}.json" for phase in evaluations]
     write_json(folder / "result.json", {"adapter": adapter, "evals": files})
-    (folder / "report.md").write_text(report_text(config, folder, evaluations, adapter))
     run.console.print(closing_table(config, evaluations))
+    report = write_report([folder])
     for label, path in (
         ("adapter", adapter),
         ("memory", "memory.db" if run.knowledge is not None else None),
-        ("report", "report.md"),
+        ("report", report.relative_to(folder)),
         ("metrics", "metrics.jsonl"),
         ("episodes", "episodes/"),
         ("evaluations", "evals/"),

@@ -19,20 +19,15 @@ def spl(won: bool, steps: int, expert_steps: int) -> float:
     return float(won) * expert_steps / max(steps, expert_steps, 1)
 
 
-def repeats(episode: Episode) -> list[bool]:
-    """Of each step, whether its action repeats an earlier one after which the world answered just the same."""
+def repeated_actions(episode: Episode) -> int:
+    """Actions that repeat an earlier one of the episode after which the world answered just the same."""
     seen: set[tuple[str | None, str]] = set()
-    repeated = []
+    repeated = 0
     for step in episode.steps:
         key = (step.action, step.result)
-        repeated.append(key in seen)
+        repeated += key in seen
         seen.add(key)
     return repeated
-
-
-def repeated_actions(episode: Episode) -> int:
-    """How many steps :func:`repeats` counts."""
-    return sum(repeats(episode))
 
 
 def failure_class(episode: Episode) -> FailureClass | None:

@@ -209,7 +209,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        print("no figure: pip install 'saga-agents[plots]'", file=sys.stderr)
+        print("no figure: pip install 'saga-agents[train]'", file=sys.stderr)
         return
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

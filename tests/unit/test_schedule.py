@@ -4,7 +4,7 @@ import pytest
 
 from train.config import Config, ConfigError, config_from
 from train.plan import Planned, Rates, adapter_bytes, plan_run
-from train.report import evaluation_name
+from train.report_data import evaluation_name
 from train.schedule import collects, has_knowledge, played_in, round_evaluation, sources, trains
 
 pytestmark = pytest.mark.unit
@@ -65,10 +65,10 @@ def test_policy_alone_learns_from_nothing_beside() -> None:
 def test_evaluations_have_names() -> None:
     one, two = config(grpo=GRPO), config(rounds=2, grpo=GRPO)
     assert [round_evaluation(two, round) for round in (1, 2)] == ["eval-round-0001", "eval-final"]
-    assert evaluation_name(one, "eval-final") == "after RL"
-    assert evaluation_name(two, "eval-round-0001") == "after round 1"
-    assert evaluation_name(two, "eval-final-without") == "after round 2, without memory"
-    assert evaluation_name(two, "eval-warm") == "after warm start"
+    assert evaluation_name(one.model_dump(), "eval-final") == "after RL"
+    assert evaluation_name(two.model_dump(), "eval-round-0001") == "after round 1"
+    assert evaluation_name(two.model_dump(), "eval-final-without") == "after round 2, without memory"
+    assert evaluation_name(two.model_dump(), "eval-warm") == "after warm start"
 
 
 @pytest.mark.parametrize(
