@@ -227,7 +227,7 @@ def test_states_without_vectors_are_a_fault_of_the_model(codec: TokenCodec, monk
     def fail(self: object, texts: object) -> None:
         raise EmbeddingFault("the server is gone")
 
-    of = memory()
+    of = memory(learnt=False)
     monkeypatch.setattr(HashingEmbedder, "embed", fail)
     with pytest.raises(ModelFault, match="the server is gone"):
         play(codec, of, "Action: wait")
