@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 SIZE, PARTS, CHOICES = 384, 6, 24
 SAID_OTHERWISE = 0.4
 """Length of the noise that is added to a vector of length one: cosine 1 / sqrt(1 + 0.4^2) = 0.93."""
-CHUNK = 50_000
+CHUNK = 10_000
 STEPS, EPISODES = 20, 512
 TOKENS = 12
 SETTINGS = SamemSettings(thought_threshold=1.0, judge="none")
