@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
@@ -24,7 +25,7 @@ from pydantic import Field, FiniteFloat, ValidationError
 from sqlalchemy import Connection, Table, insert, select
 
 from memory import schema
-from memory.qtable import ContentHash
+from memory.qtable import ContentHash, content_id
 from memory.records import MemoryRecordError, Record, Trajectory
 from memory.rows import CHUNK
 from memory.samem_settings import SamemSettings
@@ -148,14 +149,33 @@ def samem_lines(connection: Connection) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def stored_hash(connection: Connection, key: int) -> str:
     """The content hash of a table as it is written."""
-    digest = ContentHash()
+    content = _Content()
     of, its = schema.states.c, schema.thoughts.c
     for text in connection.execute(select(of.text).where(of.qtable == key).order_by(of.number)).scalars():
-        digest.state(text)
+        content.hash.state(text)
     query = select(its.state, its.text, its.value, its.visits, its.forgotten).where(its.qtable == key)
     for row in connection.execute(query.order_by(its.number)):
-        digest.thought(*row)
-    return digest.id
+        content.thought(*row)
+    return content.id
+
+
+class _Content:
+    """A table's content as its lines go by."""
+
+    def __init__(self) -> None:
+        self.hash = ContentHash()
+        self._values, self._visits, self._forgotten = array("d"), array("q"), array("q")
+
+    def thought(self, state: int, text: str, value: float, visits: int, forgotten: bool) -> None:
+        self.hash.thought(state, text)
+        if forgotten:
+            self._forgotten.append(len(self._values))
+        self._values.append(value)
+        self._visits.append(visits)
+
+    @property
+    def id(self) -> str:
+        return content_id(self.hash.founders, self._values, self._visits, self._forgotten)
 
 
 # ---- import
@@ -177,7 +197,7 @@ class SamemImport:
         self._added = added
         self._table: QTableLine | None = None
         self._key: int | None = None  # of a new table
-        self._digest = ContentHash()
+        self._content = _Content()
         self._counts: Counter[str] = Counter()
         self._size = 0  # of the vectors, in bytes
         self._rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _TABLES}
@@ -194,13 +214,13 @@ class SamemImport:
         match line:
             case StateLine():
                 row |= {"number": self._counts["state"], "vector": self._vector(line.vector)}
-                self._digest.state(line.text)
+                self._content.hash.state(line.text)
             case ThoughtLine():
                 if line.state >= self._counts["state"]:
                     raise MemoryRecordError(f"state: {line.state} is not in the table; export the memory again")
                 vector = None if line.vector is None else self._vector(line.vector)
                 row |= {"number": self._counts["thought"], "vector": vector}
-                self._digest.thought(line.state, line.text, line.value, line.visits, line.forgotten)
+                self._content.thought(line.state, line.text, line.value, line.visits, line.forgotten)
             case UpdateLine():
                 self._check_thought(line.thought)
                 self._check_step(line.trajectory, line.step)
@@ -214,10 +234,10 @@ class SamemImport:
 
     def finish(self) -> None:
         """The lines of the last table are taken. Raises MemoryRecordError: its content is not what it was."""
-        if self._table is not None and self._digest.id != self._table.snapshot:
+        if self._table is not None and self._content.id != self._table.snapshot:
             raise MemoryRecordError(
                 f"snapshot: {self._table.snapshot}, but the content of samem table {self._table.name!r} is "
-                f"{self._digest.id}; it was changed: export the memory again"
+                f"{self._content.id}; it was changed: export the memory again"
             )
         self._write()
         if self._key is not None:
@@ -225,7 +245,7 @@ class SamemImport:
 
     def _begin(self, line: QTableLine) -> None:
         self._table, self._key, self._size = line, None, 0
-        self._digest, self._counts = ContentHash(), Counter({"qtable": 1})
+        self._content, self._counts = _Content(), Counter({"qtable": 1})
         try:
             identity = SamemSettings.model_validate(line.identity).identity()
         except ValidationError as error:

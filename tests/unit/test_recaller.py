@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envs.base import StepResult, Task
+from envs.pool import EnvPool
 from memory.embedding import EmbeddingFault, HashingEmbedder
 from memory.qtable import QTable
 from memory.recall import StateMemory
@@ -18,7 +21,8 @@ from tests.tiny import tiny_tokenizer
 from tests.unit.test_samem_summary import OFFERED, OPENING, WORDS, workshop
 from train.agent import Job, PolicyPlayer, Turn
 from train.chat import Generation, ModelFault, Sampling
-from train.config import AgentConfig
+from train.config import AgentConfig, ConfigError, config_from
+from train.evaluate import evaluate
 from train.recaller import Look, Recaller
 from train.rows import rows_of
 from train.samem import experiences
@@ -32,6 +36,7 @@ GOAL = "bring a nail to a shelf."
 START = StepResult(OPENING.replace("cup", "nail"), goal=GOAL)
 BENCH = StepResult("On it lie a cup 2 and a nail 1.")
 TASK = "Task: bring a Y to a Z"
+COMMAND = (sys.executable, "-P", str(Path(__file__).with_name("pool_worker.py")))
 JOB = Job("p/0", "p", Task("household", "1", "bring"), 0)
 
 
@@ -227,7 +232,32 @@ def test_states_without_vectors_are_a_fault_of_the_model(codec: TokenCodec, monk
     def fail(self: object, texts: object) -> None:
         raise EmbeddingFault("the server is gone")
 
-    of = memory()
+    of = memory(learnt=False)
     monkeypatch.setattr(HashingEmbedder, "embed", fail)
     with pytest.raises(ModelFault, match="the server is gone"):
         play(codec, of, "Action: wait")
+
+
+def test_an_evaluation_names_its_table_and_refuses_its_own_tasks(codec: TokenCodec, tmp_path: Path) -> None:
+    of = memory(recall="hint")
+    data = {"run": {"name": "e"}, "env": {"name": "household", "max_steps": 2}, "eval": {"tasks": "household/hard/x"}}
+    config = config_from(data, [])
+
+    def player(job: Job) -> PolicyPlayer:
+        model = Spelling(codec, "Action: wait", "Action: win")
+        return PolicyPlayer(model, codec, job, config.agent, 1.0, 7, recaller=Recaller(of, job.id, training=False))
+
+    async def main(task: Task) -> dict[str, Any]:
+        async with EnvPool({"name": "scripted", "max_steps": 2}, 1, 1, 1000, 20.0, worker_command=COMMAND) as pool:
+            return await evaluate(
+                pool, player, [task], config, phase="eval", folder=tmp_path, agent="policy", states=of
+            )
+
+    result = asyncio.run(main(Task("household", "a", "t")))
+    assert result["samem"]["snapshot"] == of.snapshot.id
+    assert (result["samem"]["recall"], "database" in result["samem"]) == ("hint", False)
+    metrics = result["metrics"]
+    assert (metrics["success"], metrics["state_found_rate"], metrics["recalled_rate"]) == (1.0, 0.0, 0.0)
+    assert metrics["followed_rate"] is None
+    with pytest.raises(ConfigError, match=r"rests on episodes of 1 of its 1 tasks \(for example 1\)"):
+        asyncio.run(main(Task("workshop", "1", "t")))
