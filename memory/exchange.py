@@ -13,12 +13,15 @@ The file is UTF-8 text, gzip-compressed where its name ends in ``.gz``; one JSON
     credit      entry                           memory.store.LedgerEntry
     judgement   judgement                       memory.store.Judgement
     rejection   rejection                       memory.store.Rejection
+    qtable, state, thought, update, verdict, barrier    see memory.samem_exchange
     end         lines                           the number of lines above it; the last line
 
 Lines stand in the order of writing. An import is one transaction: it checks every id against its record, every link
-against its evidence, that every item has a supporting link, and every snapshot against its content hash, and takes
-the file as a whole or not at all. Into a memory that is not empty it adds what is new; an item that is known keeps the
-status, history and judgements that it has here, and snapshots, which name a whole content, are left out.
+against its evidence, that every item has a supporting link, every snapshot and every table of values against its
+content hash, and that every update of a value names a step that is there; it takes the file as a whole or not at all.
+Into a memory that is not empty it adds what is new; an item that is known keeps the status, history and judgements that
+it has here, a table of values whose name is known stays as it is here, and snapshots, which name a whole content, are
+left out.
 """
 
 from __future__ import annotations
@@ -76,6 +79,7 @@ from memory.rows import (
     reject,
     unpack_json,
 )
+from memory.samem_exchange import SamemImport, SamemLine, samem_lines
 from memory.store import Store
 
 FORMAT = "saga-memory"
@@ -165,6 +169,7 @@ _Line = (
     | _CreditLine
     | _JudgementLine
     | _RejectionLine
+    | SamemLine
     | _End
 )
 _LINE: TypeAdapter[_Line] = TypeAdapter(Annotated[_Line, Field(discriminator="kind")])
@@ -219,6 +224,8 @@ def _lines(connection: Connection) -> Iterator[tuple[str, str]]:
         yield "judgement", _json({"kind": "judgement", "judgement": read_judgement(row).__dict__})
     for row in _rows(connection, select(schema.rejections).order_by(schema.rejections.c.seq)):
         yield "rejection", _json({"kind": "rejection", "rejection": read_rejection(row).__dict__})
+    for kind, line in samem_lines(connection):
+        yield kind, _json(line)
 
 
 def _content(
@@ -306,6 +313,7 @@ class _Import:
         self.ended = False
         self.trajectory = lru_cache(maxsize=256)(lambda id: find_trajectory(connection, id))
         self.item = lru_cache(maxsize=4096)(lambda id: find_item(connection, id))
+        self.samem = SamemImport(connection, self.trajectory, self.added)
 
     def take(self, line: _Line, number: int) -> None:
         if (number == 1) != isinstance(line, _Header):
@@ -356,11 +364,14 @@ class _Import:
                 if line.lines != number - 1:
                     raise MemoryRecordError(f"lines: {line.lines}, but {number - 1} are above; export the memory again")
                 self.ended = True
+            case _:
+                self.samem.take(line)
 
     def finish(self) -> None:
         if not self.ended:
             raise MemoryRecordError("the file ends here, without its end line: it was cut; export the memory again")
         self._insert_credits()
+        self.samem.finish()
         if self.unsupported:
             raise MemoryRecordError(
                 f"links: none in the file supports {min(self.unsupported)}; export the memory again"

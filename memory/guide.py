@@ -127,6 +127,11 @@ class Memory:
         if self.host is not None:
             self.host.close()
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not any(len(index) for index in (self._trial, *(index for index, _ in self._levels.values())))
+
     def guide(self, episode: str, count: Callable[[str], int]) -> Guide:
         """For one episode (see :class:`Guide`)."""
         return Guide(self, episode, count)
@@ -134,7 +139,7 @@ class Memory:
     def search(self, situation: Situation) -> list[Retrieved]:
         """The best items of each level, principles first. Raises EmbeddingFault."""
         levels = [(self._trial, 1), *self._levels.values()]
-        if not any(len(index) for index, _ in levels):
+        if self.empty:
             return []
         vector = self.embedder.embed([query_text(situation)])[0]
         weights = self.settings.retrieval

@@ -169,6 +169,20 @@ def read_updates(
         return [Update(**row._mapping) for row in connection.execute(query)][::-1]
 
 
+def table_provenance(store: Store, name: str = DEFAULT_NAME) -> frozenset[tuple[str, str]]:
+    """(world, task) of the trajectories that the table has learnt from."""
+    of = schema.trajectories.c
+    query = (
+        select(of.world, of.task)
+        .distinct()
+        .join(schema.updates, schema.updates.c.trajectory == of.id)
+        .join(schema.qtables, schema.qtables.c.id == schema.updates.c.qtable)
+        .where(schema.qtables.c.name == name)
+    )
+    with store.engine.connect() as connection:
+        return frozenset((row.world, row.task) for row in connection.execute(query))
+
+
 @dataclass(frozen=True)
 class KeptState:
     """A state in a list. ``visits``: of all its thoughts; ``best``: their highest value; None: none was tried."""

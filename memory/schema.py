@@ -285,6 +285,12 @@ def memory_url(where: str | Path) -> str:
     return f"sqlite:///{path.resolve()}"
 
 
+def sqlite_file(url: str) -> Path | None:
+    """The file of an SQLite URL; None: it is PostgreSQL's. Raises MemoryRecordError: neither of them."""
+    parsed = _parse(url)
+    return Path(str(parsed.database)) if parsed.drivername == "sqlite" else None
+
+
 def open_engine(url: str, *, create: bool) -> Engine:
     """An engine on a database whose schema is this version's.
 

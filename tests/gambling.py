@@ -37,7 +37,7 @@ class Table:
 class Gambler:
     """Plays the arms (:class:`train.ablate.Actor`). ``stop_after``: so many episodes, then its model is lost."""
 
-    adapter, dtype, memory = "base", "float32", None
+    adapter, dtype, memory, states = "base", "float32", None, None
     agent, model = "policy", "gambler"
 
     def __init__(self, chance: Chance, *, stop_after: int | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,18 +15,21 @@ from rich.table import Table
 from envs.base import Task
 from envs.pool import EnvPool
 from envs.tasksets import load_task_set
+from memory.samem_store import read_barriers, table_provenance
+from memory.schema import memory_url
 from memory.statistics import Effect, holm
 from memory.store import Store
 from train.adapters import adapter_hash
 from train.agent import Job, Player
-from train.arms import BASELINE, Arm, arm_config, parse_arms
+from train.arms import BASELINE, Arm, arm_config, learns_anew, parse_arms
 from train.compare import compare, difference_text
-from train.config import Config, ConfigError, load_config
-from train.evaluate import evaluate
+from train.config import TRAINING_SECTIONS, Config, ConfigError, load_config
+from train.evaluate import check_held_out, evaluate
 from train.files import write_json
+from train.memory import grammar_of
 from train.metrics import FAILURES
 from train.preflight import check_engine, hold_folder
-from train.rebuild import builder_settings, rebuild
+from train.rebuild import builder_settings, rebuild, relearn
 from train.rollouts import env_pool
 from train.tables import compact_table, percent, success_text
 from train.target import CONFIG, REQUEST, check_folder, chosen_adapter, configure, run_folder
@@ -41,6 +44,7 @@ class Actor(Protocol):
 
     adapter: str
     memory: Any
+    states: Any
 
     @property
     def dtype(self) -> str: ...
@@ -88,9 +92,10 @@ def ablate_target(
     builders = {name: builder_settings(arm.built, base) for name, arm in wanted.items() if arm.built}
     check_engine(base)
     tasks = load_task_set(base.eval.tasks, base.env.model_dump(mode="json"))
+    check_held_out(provenance(configs.values()), tasks, base.eval.tasks)  # before the first arm is played
     adapter = chosen_adapter(target, adapter)
     digest = adapter_hash(adapter) if adapter else ""
-    identity = {"config": base.model_dump(mode="json"), "adapter_hash": digest, "memory": _snapshot(base)}
+    identity = {"config": base.model_dump(mode="json"), "adapter_hash": digest, "memory": _snapshots(base)}
     folder = out or Path("ablations") / Path(target).stem
     check_folder(folder, identity, resume)
     write_json(folder / REQUEST, identity)
@@ -101,6 +106,11 @@ def ablate_target(
             assert memory is not None
             url = rebuild(str(memory.store), settings, memory, folder.resolve() / ARMS_FOLDER / name)
             configs[name] = with_store(configs[name], url)
+        for name, config in configs.items():
+            if learns_anew(base, config) and config.samem is not None:
+                source = memory_url(str(config.samem.database))
+                url = relearn(source, config.samem, folder.resolve() / ARMS_FOLDER / name)
+                configs[name] = with_table(config, url)
         if any(not evaluation_file(folder, name).exists() for name in configs):
             asyncio.run(_play(configs, tasks, adapter, folder, digest))
         found = {name: json.loads(evaluation_file(folder, name).read_text()) for name in configs}
@@ -119,17 +129,21 @@ def base_config(target: str, overrides: list[str], samples: int) -> Config:
     if folder is not None:
         # Of a run, its memory and its sections that train are resolved as for `saga eval`.
         config = configure(target, config.eval.tasks, overrides, samples)
+    own = f"sqlite:///{config.run.dir / config.run.name / 'memory.db'}"
     memory = config.memory
     if memory is not None and memory.store is None:
-        memory = memory.model_copy(update={"store": f"sqlite:///{config.run.dir / config.run.name / 'memory.db'}"})
+        memory = memory.model_copy(update={"store": own})
     evaluation = config.eval.model_copy(update={"seeds": samples, "at_start": True})
     if evaluation.temperature == 0:
         raise ConfigError(
             "eval.temperature: at 0 the samples of an item would be alike and tell nothing of chance; give "
             "eval.temperature=0.4"
         )
-    untrained = {"warm_start": None, "rejection": None, "grpo": None}
-    return config.model_copy(update={"memory": memory, "eval": evaluation, **untrained})
+    samem = config.samem
+    if samem is not None and samem.database is None:
+        samem = samem.model_copy(update={"database": memory.store if memory else own})
+    untrained = dict.fromkeys(TRAINING_SECTIONS) | {"rounds": 1}
+    return config.model_copy(update={"memory": memory, "samem": samem, "eval": evaluation, **untrained})
 
 
 def with_store(config: Config, url: str) -> Config:
@@ -137,12 +151,41 @@ def with_store(config: Config, url: str) -> Config:
     return config.model_copy(update={"memory": config.memory.model_copy(update={"store": url})})
 
 
-def _snapshot(config: Config) -> str | None:
-    """Of the memory that the arms use: an ablation goes on only with the memory that it began with."""
-    if config.memory is None:
-        return None
-    with Store(str(config.memory.store), create=False) as store:
-        return store.snapshot()
+def with_table(config: Config, url: str) -> Config:
+    assert config.samem is not None
+    return config.model_copy(update={"samem": config.samem.model_copy(update={"database": url})})
+
+
+def _snapshots(config: Config) -> list[str]:
+    """Of memory and table that the arms use: an ablation goes on only with those that it began with."""
+    found = []
+    if config.memory is not None:
+        with Store(str(config.memory.store), create=False) as store:
+            found.append(store.snapshot())
+    if config.samem is not None:
+        with Store(memory_url(str(config.samem.database)), create=False) as store:
+            found += [barrier.snapshot for barrier in read_barriers(store, config.samem.table)[-1:]]
+    return found
+
+
+def provenance(configs: Iterable[Config]) -> set[tuple[str, str]]:
+    """(world, task) of every trajectory that the arms' memories and tables rest on, and of the memories' validations.
+
+    Raises:
+        MemoryRecordError: no such memory.
+    """
+    found: set[tuple[str, str]] = set()
+    for config in configs:
+        memory, samem = config.memory, config.samem
+        if memory is not None and memory.mode != "none":
+            with Store(str(memory.store), create=False) as store:
+                found |= store.provenance() | store.validated_on()
+                if memory.mode == "trajectory":
+                    found |= {(one.world, one.task) for one in store.trajectories(grammar=grammar_of(config.env.name))}
+        if samem is not None:
+            with Store(memory_url(str(samem.database)), create=False) as store:
+                found |= table_provenance(store, samem.table)
+    return found
 
 
 def evaluation_file(folder: Path, arm: str) -> Path:
@@ -187,6 +230,7 @@ async def play_arms(
             adapter=actor.adapter,
             dtype=actor.dtype,
             memory=actor.memory,
+            states=actor.states,
             adapter_hash=adapter_hash,
         )
 
@@ -251,7 +295,8 @@ def show(
             "warnings": list(warnings),
         },
     )
-    console.print(arms_table(rows, baseline))
+    for metric in dict.fromkeys(row.metric for row in rows):
+        console.print(arms_table([row for row in rows if row.metric == metric], baseline))
     for name, evaluation in evaluations.items():
         if by_try := evaluation["metrics"].get("success_by_try"):
             console.print(f"{name}: success within 1, 2, … tries: {', '.join(map(percent, by_try))} %")
@@ -261,14 +306,18 @@ def show(
 
 
 def arms_table(rows: Sequence[Row], baseline: dict[str, Any]) -> Table:
-    """The arms, one a row, in per cent; failures as shares of all episodes."""
+    """The arms, one a row, by one metric in per cent; what was lost as shares of all episodes, by class of failure."""
+    metric = rows[0].metric
     title = f"{baseline['task_set']}: {baseline['metrics']['items']} items, {len(baseline['seeds'])} samples an arm"
-    graded = len({row.metric for row in rows}) > 1
-    columns = ["arm", "success % (95 %)", f"- {BASELINE} (95 %)", "p", *(kind[:5] for kind in FAILURES)]
-    table = compact_table(title, [*columns[:1], *(["metric"] if graded else []), *columns[1:]], left=("arm", "metric"))
+    lost = f"lost {'/'.join(kind[0].upper() for kind in FAILURES)}"
+    won = [lost] if metric == "success" else []
+    table = compact_table(title, ("arm", f"{metric} %", f"- {BASELINE} (95 %)", "p", *won), left=("arm",))
+    table.columns[0].overflow = "fold"
+    if won:
+        table.caption = f"lost: shares of all episodes, by {', '.join(FAILURES)}"
     for row in rows:
         value = success_text(row.value, row.interval) if row.interval else percent(row.value)
         told = ("–", "–") if row.effect is None or row.p is None else (difference_text(row.effect), f"{row.p:.3f}")
-        failures = [f"{100 * share:.0f}" if row.metric == "success" else "" for share in row.failures.values()]
-        table.add_row(row.arm, *([row.metric] if graded else []), value, *told, *failures)
+        failures = ["/".join(f"{100 * share:.0f}" for share in row.failures.values())] if won else []
+        table.add_row(row.arm, value, *told, *failures)
     return table

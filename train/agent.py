@@ -34,6 +34,7 @@ from train.prompts import (
     thin,
     transcript,
 )
+from train.recaller import Look, Recaller
 from train.tokens import Codec
 from train.trajectory import Context, Episode, Role, Step
 
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """One episode to play. ``id`` is unique in its run: ``<phase>/<number>``; ``group`` joins rollouts of one start.
+    """One episode to play. ``id`` is unique in its run: ``<phase>/<number>``; ``group`` joins those to compare.
 
-    ``earlier``: the lost tries of the same start that this one follows, oldest first.
+    ``guided``: whether memory and table, where there are any, have a part in it. ``earlier``: the lost tries of the
+    same start that this one follows, oldest first.
     """
 
     id: str
@@ -53,6 +55,7 @@ class Job:
     task: Task
     seed: int
     group: str = ""
+    guided: bool = True
     earlier: tuple[Episode, ...] = ()
 
 
@@ -71,6 +74,7 @@ class Turn:
     tokens_out: int = 0
     regulation: Regulation | None = None
     recall: Recall | None = None
+    state: str = ""
     note: str = ""
 
 
@@ -137,7 +141,7 @@ async def play_episode(pool: EnvPool, player: Player, job: Job, max_steps: int) 
 
 
 async def _turn(player: Player, session: Session, result: StepResult, episode: Episode) -> StepResult:
-    """One step of the loop. State summary and recall belong before ``act``."""
+    """One step of the loop."""
     index = len(episode.steps)
     turn = await player.act(session, result, index)
     episode.tokens_in += turn.tokens_in
@@ -161,6 +165,7 @@ async def _turn(player: Player, session: Session, result: StepResult, episode: E
             admissible=turn.admissible,
             regulation=turn.regulation,
             recall=turn.recall,
+            state=turn.state,
             note=turn.note,
         )
     )
@@ -185,6 +190,10 @@ def call_seed(run_seed: int, episode_id: str, turn: int, attempt: int = 0) -> in
     return int.from_bytes(digest[:4], "big") >> 1
 
 
+RECALLED = "recalled"
+"""Who wrote an action that was recalled (see :class:`~train.trajectory.Span`)."""
+
+
 class PolicyPlayer:
     """The language model under training: an append-only dialogue of observations and replies.
 
@@ -195,6 +204,9 @@ class PolicyPlayer:
     its own; what the guide has to show stands after the first observation. An action that the guide objects to is
     sampled again with the principle as feedback; when no attempt passes, the original is played and the attempts are
     dropped from the dialogue.
+
+    With a ``recaller`` each reply may begin with a recalled thought, or be a recalled action, none of which is trained;
+    or the thought is shown with the observation. A reply that is sampled again is the policy's own.
     """
 
     agent = "policy"
@@ -208,6 +220,7 @@ class PolicyPlayer:
         temperature: float,
         run_seed: int,
         guide: Guide | None = None,
+        recaller: Recaller | None = None,
     ) -> None:
         self.model = model.name
         self.adapter = model.adapter
@@ -218,6 +231,7 @@ class PolicyPlayer:
         self._temperature = temperature
         self._run_seed = run_seed
         self._guide = guide
+        self._recaller = recaller
         self._conversation = start_conversation(codec, job.task.env, config)
         self._before: list[Context] = []  # of the plan and the instantiations
         self._last_action: str | None = None
@@ -241,11 +255,9 @@ class PolicyPlayer:
                 hint += memory_suffix(await self._open(self._guide, result))
             elif self._last_action is not None:
                 self._guide.played(self._last_action, result.observation, result.valid)
-        try:
-            prompt = self._conversation.user(result.observation, hint + admissible_suffix(admissible))
-        except ValueError as error:
-            raise ModelFault(str(error)) from None
-        replies = [await self._reply(prompt, step, 0)]
+        look = await self._look(result, admissible)
+        suffix = hint + look.hint + admissible_suffix(admissible)
+        replies = [await self._first_reply(result.observation, suffix, look, step)]
         thought, action = parse_reply(replies[0])
         regulation = None
 
@@ -267,7 +279,37 @@ class PolicyPlayer:
                 thought, action = parse_reply(replies[regulation.played])
         text = replies[regulation.played if regulation else 0]
         self._last_action = action
-        return Turn(text, thought, action, admissible, self._tokens_in, self._tokens_out, regulation, note=note)
+        recall = await self._followed(look, thought, action)
+        tokens = self._tokens_in, self._tokens_out
+        return Turn(text, thought, action, admissible, *tokens, regulation, recall, look.state, note)
+
+    async def _look(self, result: StepResult, admissible: list[str] | None) -> Look:
+        if self._recaller is None:
+            return Look()
+        try:
+            return await asyncio.to_thread(self._recaller.look, result, admissible)
+        except EmbeddingFault as error:
+            raise ModelFault(str(error)) from None
+
+    async def _followed(self, look: Look, thought: str | None, action: str | None) -> Recall | None:
+        if self._recaller is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._recaller.replied, look.recall, thought, action)
+        except EmbeddingFault as error:
+            raise ModelFault(str(error)) from None
+
+    async def _first_reply(self, observation: str, suffix: str, look: Look, step: int) -> str:
+        """The reply to an observation: the policy's, after an opening that was recalled, or a recalled action."""
+        try:
+            prompt = self._conversation.user(observation, suffix, look.opening)
+        except ValueError as error:
+            raise ModelFault(str(error)) from None
+        if not look.action:
+            return look.opening + await self._reply(prompt, step, 0)
+        text = reply_text(look.action, None)
+        self._conversation.demonstrate(text, step, trained=False, author=RECALLED)
+        return text
 
     async def _reply(self, prompt: list[int], step: int, attempt: int) -> str:
         """One sampled reply of the dialogue."""

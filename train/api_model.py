@@ -85,10 +85,6 @@ class ApiModel:
         self._server = server
         self._codec = codec
 
-    async def check(self) -> None:
-        """See :meth:`train.server_model.ServerModel.check`."""
-        await self._server.check()
-
     async def complete(self, prompt_ids: list[int], sampling: Sampling, conversation: str) -> Generation:
         """Answer the messages of ``prompt_ids``. Raises ModelFault."""
         answer = await self._server.chat(self._codec.messages(prompt_ids), sampling)

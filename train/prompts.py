@@ -87,6 +87,16 @@ def memory_suffix(text: str) -> str:
     return f"\n\n{text}" if text else ""
 
 
+def recall_suffix(thought: str) -> str:
+    """What follows an observation: the thought recalled for the state, where one is shown."""
+    return f"\nWhat served best in such a state: {thought}" if thought else ""
+
+
+def thought_opening(thought: str) -> str:
+    """How a reply begins whose thought is given: the model goes on with the action."""
+    return f"Thought: {thought}\nAction:" if thought else ""
+
+
 def reply_text(action: str, thought: str | None) -> str:
     """The answer that :func:`parse_reply` reads back."""
     return f"Thought: {thought}\nAction: {action}" if thought else f"Action: {action}"

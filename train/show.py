@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from envs.tasksets import describe_task_sets, load_task_set, task_set_hash
-from memory.usage import MemoryUse, Regulation
+from memory.usage import MemoryUse, Recall, Regulation
 from train.metrics import failure_class, summarise
 from train.run_folder import episode_files, find_episode
 from train.tables import compact_table, percent
@@ -67,6 +67,8 @@ def _print_episode(episode: Episode) -> None:
             console.print(f"[bold]note on the try before[/bold] {escape(step.note)}\n")
         mark = "" if step.valid else "  [red]invalid[/red]"
         reward = f"  [green]{step.reward:+.2f}[/green]" if step.reward else ""
+        if step.recall is not None and step.recall.thought:
+            _print_recall(console, step.recall)
         if step.thought:
             console.print(f"[dim]{step.index + 1:3} {escape(step.thought)}[/dim]")
         said = step.action if step.action is not None else step.text
@@ -97,6 +99,14 @@ def _print_memory(console: Console, use: MemoryUse) -> None:
             line = f"suppressed: {one.reason}" if one.suppressed else one.text
             console.print(f"      {escape(line)}")
     console.print()
+
+
+def _print_recall(console: Console, recall: Recall) -> None:
+    """What the table gave for a step, and whether it was followed."""
+    how = f"{recall.mode}, {'followed' if recall.followed else 'not followed'}"
+    console.print(
+        f"[magenta]      state {recall.state} ({recall.value:+.3f}): {escape(recall.thought)}[/magenta] ({how})"
+    )
 
 
 def _print_regulation(console: Console, regulation: Regulation) -> None:

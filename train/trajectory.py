@@ -89,7 +89,8 @@ class Step(_Record):
     note: str = ""
     """What the policy wrote before the first step on the try before, which was lost; "": it wrote none."""
     state: str = ""
-    """Id of the state in which the agent acted, where something names states; "": the observation stands for it."""
+    """The state in which the agent acted, as the summary of what it had seen and done (no hint is in it); "": the
+    observation stands for it."""
 
 
 class Episode(_Record):

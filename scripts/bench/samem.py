@@ -35,6 +35,7 @@ BATCH = 6
 """Episodes between two barriers: one of each type."""
 MAX_STEPS = 50
 SETTINGS = {
+    "lifted": True,
     "threshold": 0.9999,  # only equal summaries are one state
     "thought_threshold": 1.0,
     "embedder": {"kind": "hashing"},

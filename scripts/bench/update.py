@@ -55,7 +55,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warm_policy import BENCH, CONFIG, ROOT, warm_policy
+from warm_policy import BENCH, CONFIG, POLICY_ALONE, ROOT, warm_policy
 
 if TYPE_CHECKING:
     from train.config import Config
@@ -137,6 +137,7 @@ def settings(args: argparse.Namespace) -> Config:
     return load_config(
         CONFIG,
         [
+            *POLICY_ALONE,
             "model.dtype=float32",
             f"env.max_steps={args.steps}",
             "agent.context_tokens=2048",  # some thirty steps of a hard game stay below: nothing is dropped

@@ -116,7 +116,7 @@ def episodes(run: Path, phase: str) -> list[Episode]:
 
 def test_a_killed_run_goes_on_and_leaves_everything(run: Path) -> None:
     assert list(json.loads((run / "journal.json").read_text())) == [
-        "eval-start", "warm-start", "eval-warm", "grpo-0001", "grpo-0002", "eval-final",
+        "eval-start", "warm-start", "eval-warm", "grpo-0001", "grpo-0002", "eval-final", "round-0001",
     ]  # fmt: skip
     counts = {phase: len(episodes(run, phase)) for phase in ("eval-start", "demos", "eval-warm", "grpo-0001")}
     assert counts == {"eval-start": 3, "demos": 6, "eval-warm": 3, "grpo-0001": 8}

@@ -20,10 +20,11 @@ from tests.command import saga
 from tests.gambling import Gambler, Table
 from tests.vault import PRINCIPLE, hierarchy, trajectory
 from train.ablate import ablate_target, base_config, play_arms
-from train.arms import ARMS, arm_config, parse_arm, parse_arms
+from train.arms import ARMS, arm_config, learns_anew, parse_arm, parse_arms
 from train.chat import ModelLost
 from train.config import Config, ConfigError, MemoryConfig
-from train.rebuild import builder_settings, rebuild
+from train.rebuild import builder_settings, rebuild, relearn
+from train.samem import open_states
 
 pytestmark = pytest.mark.unit
 
@@ -62,7 +63,7 @@ def base(**sections: Any) -> Config:
 
 
 def test_every_arm_changes_what_it_says() -> None:
-    shared = base(agent={"max_new_tokens": 64, "thoughts": True})
+    shared = base(agent={"max_new_tokens": 64, "thoughts": True}, samem={"database": "values.db"})
     found = {name: arm_config(shared, name, arm) for name, arm in ARMS.items()}
     assert [name for name, config in found.items() if config.memory is None] == [
         "none",
@@ -70,7 +71,16 @@ def test_every_arm_changes_what_it_says() -> None:
         "react",
         "retry",
         "reflexion",
+        "samem",
+        "samem-thought",
+        "samem-action",
     ]
+    assert {name: config.samem.store for name, config in found.items() if config.samem} == {
+        "samem": "thought",
+        "samem-thought": "thought",
+        "samem-action": "action",
+        "both": "thought",
+    }
     assert {name: config.memory.mode for name, config in found.items() if config.memory} == {
         "trajectory": "trajectory",
         "direct": "direct",
@@ -80,6 +90,7 @@ def test_every_arm_changes_what_it_says() -> None:
         "builder-offline": "full",
         "builder-strong": "full",
         "builder-policy": "full",
+        "both": "full",
     }
     assert found["unregulated"].memory is not None
     assert found["unregulated"].memory.attempts == 0
@@ -104,6 +115,7 @@ def test_an_arm_may_be_changed_further() -> None:
     ("arm", "shared", "message"),
     [
         ("full", {"memory": None}, "--arms full: needs a memory"),
+        ("both", {}, "--arms both: needs values of thoughts"),
         ("react", {}, "agent.max_new_tokens: 32 cuts off a thought"),
         ("none+env.max_steps=3", {}, "--arms none+env.max_steps=3: changes env, which all arms share"),
         ("none+eval.seeds=3", {}, "changes eval.seeds, which all arms share"),
@@ -156,8 +168,33 @@ def test_a_memory_is_built_anew_from_the_same_trajectories(store: str, tmp_path:
         assert again.snapshot() == built
     with Store(store, create=False) as old:
         old.set_status(PRINCIPLE.id, "retired", "test")
-    with pytest.raises(ConfigError, match="was built from another memory"):
+    with pytest.raises(ConfigError, match="was made of another memory"):
         rebuild(store, settings, memory, tmp_path / "arm")
+
+
+def test_a_table_is_learnt_anew_where_it_is_another_one(store: str, tmp_path: Path) -> None:
+    shared = base(
+        agent={"thoughts": True}, samem={"database": store, "embedder": {"kind": "hashing"}}, memory={"store": store}
+    )
+
+    def config(arm: str) -> Config:
+        return arm_config(shared, *parse_arm(arm))
+
+    anew = {arm: learns_anew(shared, config(arm)) for arm in ("none", "samem", "samem-thought", "both")}
+    assert not any(anew.values())
+    assert not learns_anew(shared, config("samem+samem.recall=hint"))
+    assert learns_anew(shared, config("samem-action"))
+    assert learns_anew(shared, config("samem+samem.threshold=0.5"))
+    settings = config("samem-action").samem
+    assert settings is not None
+    url = relearn(store, settings, tmp_path / "arm")
+    states = open_states(settings.model_copy(update={"database": url}), None, tmp_path)
+    assert states is not None
+    assert states.provenance == {("vault", "task-0")}
+    # Two actions, of which the second brought 1: a step of alpha 0.3 from 0 towards it.
+    assert len(states.snapshot.values) == 2
+    assert max(states.snapshot.values) == pytest.approx(0.3)
+    assert relearn(store, settings, tmp_path / "arm") == url
 
 
 def test_who_builds() -> None:
@@ -222,7 +259,7 @@ def test_the_table_by_hand(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     play_with.append(Gambler(odd_ones_with_memory))
     found = run(recipe, ["full", "shuffled"], tmp_path / "out")
     rows = {row["arm"]: row for row in found["rows"]}
@@ -243,8 +280,8 @@ def test_the_table_by_hand(
     ]
     out = " ".join(capsys.readouterr().out.split())
     assert "household/easy/eval-48: 24 items, 2 samples an arm" in out
-    assert "arm success % (95 %) - none (95 %) p knowl execu budge inval fault" in out
-    assert "none 0.0 (0–14) – – 100 0 0 0 0" in out
+    assert "arm success % - none (95 %) p lost K/E/B/I/F" in out
+    assert "none 0.0 (0–14) – – 100/0/0/0/0" in out
     # each arm plays every item with the seeds 0 and 1
     played = Counter((job.phase, job.task.id, job.seed) for job in play_with[-1].jobs)
     assert set(played) == {(arm, task.id, seed) for arm in rows for task in ITEMS for seed in (0, 1)}
@@ -272,6 +309,19 @@ def test_what_was_finished_is_not_played_again_and_arms_may_be_added(
     assert {job.phase for job in play_with[-1].jobs} == {"direct"}
     with pytest.raises(ConfigError, match="holds another evaluation"):
         run(recipe, ["full"], out, "run.seed=1", resume=True)
+
+
+def test_a_memory_of_the_items_is_refused_before_anything_is_played(
+    recipe: str, store: str, play_with: list[Gambler], tmp_path: Path
+) -> None:
+    play_with.append(Gambler(never))
+    with Store(store, create=False) as opened:
+        seen = trajectory(7).model_copy(update={"world": "household", "task": "easy/3", "grammar": "alfworld-0.4"})
+        opened.add_trajectories([seen])
+    with pytest.raises(ConfigError, match=r"rests on episodes of 1 of its 24 tasks \(for example easy/3\)"):
+        run(recipe, ["full", "trajectory"], tmp_path / "out")
+    assert play_with[-1].jobs == []
+    run(recipe, ["full"], tmp_path / "out")  # the hierarchy does not rest on it
 
 
 def test_another_memory_is_another_ablation(recipe: str, store: str, play_with: list[Gambler], tmp_path: Path) -> None:

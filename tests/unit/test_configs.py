@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from envs.tasksets import describe_task_sets
+from train.ablate import base_config
 from train.arms import arm_config, parse_arms
 from train.config import load_config
 
@@ -37,7 +38,7 @@ def test_an_experiment_of_a_paper_loads_and_says_how_it_is_run(path: Path) -> No
     assert text.split(".yaml")[0].startswith(("# saga train ", "# saga ablate "))
     arms = re.search(r"--arms (\S+)", command)
     for name, arm in parse_arms(arms[1].split(",")).items() if arms else ():
-        arm_config(config, name, arm)
+        arm_config(base_config(str(path), [], 2), name, arm)
     assert config.agent.concurrency <= config.pool.workers * config.pool.envs_per_worker
     sections = [getattr(config, name, None) for name in ("warm_start", "rejection", "collect", "grpo", "eval")]
     assert {section.tasks.split(":")[0] for section in sections if section is not None} <= KNOWN_SETS

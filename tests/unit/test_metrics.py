@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from memory.usage import Recall
 from train.metrics import failure_class, paired_bootstrap, repeated_actions, spl, summarise, wilson_interval
 from train.trajectory import Episode, Status, Step
 
@@ -119,6 +120,22 @@ def test_summary_counts_faults_and_averages_seeds_first() -> None:
     assert summary["failures"] == {"fault": 1, "invalid": 1, "knowledge": 1}
     assert list(summary["by_type"]) == ["t", "u"]
     assert summary["by_type"]["t"]["success"] == 0.5
+
+
+def test_summary_tells_how_often_a_thought_was_recalled_and_followed() -> None:
+    played = episode("abcd")
+    recalls = [
+        Recall(snapshot="q", state=3, thought="go", followed=True),
+        Recall(snapshot="q", state=3, thought="go", followed=False),
+        Recall(snapshot="q", state=4, explored=True),
+        Recall(snapshot="q"),
+    ]
+    for step, recall in zip(played.steps, recalls, strict=True):
+        step.recall = recall
+    summary = summarise([played, episode("ab")])
+    rates = (summary["state_found_rate"], summary["recalled_rate"], summary["followed_rate"])
+    assert rates == (0.75, 0.5, 0.5)
+    assert summarise([episode("ab")])["recalled_rate"] is None
 
 
 def test_paired_bootstrap_by_hand() -> None:
