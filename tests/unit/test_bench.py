@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -17,12 +18,14 @@ import pytest
 import torch
 
 from envs.base import StepResult
+from train.config import ConfigError, load_config, save_config
 from train.rows import rows_of
 from train.trajectory import Context, Episode, Span, Step
 
 pytestmark = pytest.mark.unit
 
-BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "scripts" / "bench"
 
 
 def script(name: str) -> ModuleType:
@@ -110,6 +113,59 @@ def test_the_goal_of_merged_rows_decides_the_exit_code(
     }
     assert script("update").report(results) == code
     assert ("MISSED" in capsys.readouterr().out) == bool(code)
+
+
+# ---- learning.py
+
+
+def test_an_arm_that_was_run_with_other_settings_is_an_error_that_names_them(tmp_path: Path) -> None:
+    learning = script("learning")
+    run = tmp_path / "elsewhere/learning-household-warm"
+    run.mkdir(parents=True)
+    settings = learning.settings_of("household", "warm", tmp_path, ["grpo=null", "run.seed=1"])
+    save_config(load_config(ROOT / "configs/learning-household.yaml", settings), run / "config.yaml")
+    (run / "result.json").write_text("{}")
+    learning.run_arm("household", "warm", run.parent, ["run.seed=1"])  # nothing is run: it would fail in a test
+    with pytest.raises(
+        ConfigError, match=r"learning-household-warm was run with other settings \(agent\.thoughts, run\.seed\); give"
+    ):
+        learning.run_arm("household", "warm", run.parent, ["run.seed=2", "agent.thoughts=true"])
+
+
+def test_arms_without_a_gain_are_named() -> None:
+    differences = {"grpo": [0.05, 0.01, 0.09], "gigpo": [0.03, -0.01, 0.08], "third": [0.02, 0.0, 0.04]}
+    assert script("learning").without_gain(differences) == ["gigpo", "third"]
+    assert script("learning").without_gain({"grpo": [0.05, 0.01, 0.09]}) == []
+
+
+@pytest.mark.parametrize(("lost", "code", "named"), [(0, 0, False), (1, 1, True)])
+def test_every_arm_must_gain(
+    lost: int,
+    code: int,
+    named: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of 40 games the warm start wins none, GRPO all, GiGPO all or ``lost``."""
+    learning = script("learning")
+    monkeypatch.setattr(learning, "draw", lambda *_: None)
+    won = {"warm": 0, "grpo": 40, "gigpo": 0 if lost else 40}
+    for arm, count in won.items():
+        run = tmp_path / f"learning-household-{arm}"
+        (run / "evals").mkdir(parents=True)
+        (run / "metrics.jsonl").write_text('{"step": 1, "phase": "grpo-0001", "steps": 2.5, "episodes": 4}\n')
+        items = [{"id": str(game), "won": game < count} for game in range(40)]
+        metrics = {"items": 40, "success": count / 40, "success_interval": [0.0, 1.0], "invalid_rate": 0.0}
+        result = {"items": items, "metrics": metrics, "adapter_hash": "a", "manifest_hash": "m"}
+        (run / f"evals/eval-{'warm' if arm == 'warm' else 'final'}.json").write_text(json.dumps(result))
+    assert learning.report("household", tmp_path, ["warm", "grpo", "gigpo"]) == code
+    printed = capsys.readouterr().out
+    assert ("warm start + GiGPO: the interval of the difference is not above zero\n" in printed) == named
+    assert "warm start + GRPO: the interval" not in printed
+    rows = json.loads((tmp_path / "learning-household/result.json").read_text())
+    assert rows["grpo"]["difference"] == [1.0, 1.0, 1.0]
+    assert rows["grpo"]["env_steps"] == 10
 
 
 # ---- rollout.py
