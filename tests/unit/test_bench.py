@@ -18,8 +18,14 @@ import pytest
 import torch
 
 from envs.base import StepResult
-from train.config import ConfigError, load_config, save_config
+from tests.tiny import tiny_tokenizer
+from tests.tiny_policy import tiny_base
+from train.adapters import new_adapter
+from train.agent import start_conversation
+from train.chat import Generation
+from train.config import AgentConfig, ConfigError, LoraConfig, load_config, save_config
 from train.rows import rows_of
+from train.tokens import TokenCodec
 from train.trajectory import Context, Episode, Span, Step
 
 pytestmark = pytest.mark.unit
@@ -68,6 +74,33 @@ def test_a_row_a_step_holds_the_whole_prompt_and_trains_the_same_tokens() -> Non
         [16],
     ]
     assert sum(row.trained_tokens for row in rows_of(merged)) == 3
+
+
+def test_an_episode_under_last_turns_has_the_prompts_that_the_agent_would_build() -> None:
+    update, codec = script("update"), TokenCodec(tiny_tokenizer())
+    agent = AgentConfig(context_tokens=2048)
+    conversation, steps = start_conversation(codec, "household", agent), []
+    for index, (seen, said) in enumerate((("A room.", "look"), ("A shelf.", "go"), ("A mug.", "take"), ("Done.", "x"))):
+        conversation.user(seen)
+        ids = codec.reply(f"Action: {said}")
+        cut = index == 2  # by length: no token ends this turn
+        conversation.reply(
+            Generation(said, ids[:-1] if cut else ids, [-1.0] * (len(ids) - cut), "length" if cut else "stop"), index
+        )
+        steps.append(Step(index=index, observation=seen, text=said))
+    played = episode(0, conversation.contexts).model_copy(update={"steps": steps})
+    assert update.with_last_turns(played, codec, agent) == played.contexts
+    [*_, last] = update.with_last_turns(played, codec, agent.model_copy(update={"last_turns": 1}))
+    text = tiny_tokenizer().decode(last.ids, skip_special_tokens=False)
+    assert text.partition("A room.")[2] == (
+        "\n[2 turns left out]\nA mug.<|im_end|>\n<|im_start|>assistant\nAction: take<|im_end|>\n"
+        "<|im_start|>user\nDone.<|im_end|>\n<|im_start|>assistant\nAction: x<|im_end|>"
+    )
+    rows = rows_of(played.model_copy(update={"contexts": update.with_last_turns(played, codec, agent)}))
+    assert [row.trained_tokens for row in rows] == [13 + 11 + 12 + 10]  # "Action: look" and the end of turn, ...
+    agent = agent.model_copy(update={"last_turns": 1})
+    rows = rows_of(played.model_copy(update={"contexts": update.with_last_turns(played, codec, agent)}))
+    assert [row.trained_tokens for row in rows] == [13, 11, 12, 10]
 
 
 def test_every_other_rollout_of_a_group_gets_a_return_of_one_at_its_last_step() -> None:
@@ -168,6 +201,32 @@ def test_every_arm_must_gain(
     assert rows["grpo"]["env_steps"] == 10
 
 
+# ---- kv_cache.py
+
+
+@pytest.mark.parametrize(("cpu", "same", "code"), [(10.0, True, 0), (10.1, True, 1), (5.0, False, 1)])
+def test_keeping_must_pay_and_change_no_action(
+    cpu: float, same: bool, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"steps": 4, "prompts": 100, "generated": 20, "actions": [["a", "b"], ["c", "d"]]}
+    results = {
+        "nothing": row | {"seconds": 20.0, "cpu": 10.0, "computed": 120},
+        "episodes": row | {"seconds": 5.0, "cpu": 2.0, "computed": 60},
+        "all": row | {"seconds": 4.0, "cpu": cpu, "computed": 30, "actions": row["actions"] if same else [["a"]]},
+    }
+    assert script("kv_cache").report(results) == code
+    printed = capsys.readouterr().out
+    assert "episodes / nothing: tokens computed 0.50x, seconds 0.25x, cpu seconds 0.20x, actions equal\n" in printed
+
+
+def test_tokens_that_go_through_the_model_are_counted() -> None:
+    model = new_adapter(tiny_base(), LoraConfig(rank=8), seed=0)
+    counter = script("kv_cache").Counter(model)
+    model.get_base_model()(input_ids=torch.tensor([[1, 5, 9, 4, 7]]))
+    model.get_base_model()(input_ids=torch.tensor([[1, 5]]))
+    assert counter.tokens == 7
+
+
 # ---- rollout.py
 
 
@@ -264,7 +323,7 @@ def test_the_tiny_model_is_updated_on_rows_of_their_own_micro_batches(monkeypatc
 # ---- launchers
 
 
-@pytest.mark.parametrize("name", ["update", "rollout", "gpu_update"])
+@pytest.mark.parametrize("name", ["update", "rollout", "gpu_update", "kv_cache"])
 def test_launchers_use_the_activated_environment(name: str, tmp_path: Path) -> None:
     fake = tmp_path / "python"
     fake.write_text('#!/bin/sh\necho "$@" threads "$OMP_NUM_THREADS"\n')
