@@ -199,7 +199,8 @@ pool: {workers: 1, envs_per_worker: 4}
 agent: {context_tokens: 1024, max_new_tokens: 16, concurrency: 4}
 lora: {rank: 8, alpha: 16, last_layers: 6, start: START}
 grpo:
-  {tasks: 'household/easy/train:10-19', iterations: 3, groups: 2, group_size: 4, invalid_penalty: 0.05, staleness: 1}
+  {tasks: 'household/easy/train:10-19', iterations: 3, groups: 2, group_size: 4, temperature: 0.4,
+   invalid_penalty: 0.05, staleness: 1}
 eval: {tasks: 'household/easy/eval:0-1', at_start: false}
 """
 
