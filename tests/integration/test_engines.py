@@ -199,9 +199,9 @@ pool: {workers: 1, envs_per_worker: 4}
 agent: {context_tokens: 1024, max_new_tokens: 16, concurrency: 4}
 lora: {rank: 8, alpha: 16, last_layers: 6, start: START}
 grpo:
-  {tasks: 'household/easy/train:10-19', iterations: 3, groups: 2, group_size: 4, temperature: 0.4,
+  {tasks: 'household/easy/train:0-3', iterations: 3, groups: 2, group_size: 4, temperature: 0.4,
    invalid_penalty: 0.05, staleness: 1}
-eval: {tasks: 'household/easy/eval:0-1', at_start: false}
+eval: {tasks: 'household/easy/eval:0-0', at_start: false}
 """
 
 
@@ -225,7 +225,7 @@ def named(log: str, what: str) -> list[str]:
 def test_training_on_vllm_goes_on_after_a_kill(taught: Taught, tmp_path: Path) -> None:
     """Each batch comes from one version, the newest but one; versions come to the server and leave it."""
     (tmp_path / "demo.yaml").write_text(TRAIN.replace("START", str(taught.folder)))
-    run, deadline = tmp_path / "runs/demo", time.monotonic() + 900
+    run, deadline = tmp_path / "runs/demo", time.monotonic() + 1200
     started = launch(tmp_path, "train", "demo.yaml")
     try:  # killed while the third batch is rolled out, beside or after the second update
         while number_of(run, "grpo-0003") < 2:
@@ -252,7 +252,7 @@ def test_training_on_vllm_goes_on_after_a_kill(taught: Taught, tmp_path: Path) -
         for phase in ("grpo-0001", "grpo-0002", "grpo-0003", "eval-final")
     }
     assert {phase: len(episodes) for phase, episodes in played.items()} == {
-        "grpo-0001": 8, "grpo-0002": 8, "grpo-0003": 8, "eval-final": 2,
+        "grpo-0001": 8, "grpo-0002": 8, "grpo-0003": 8, "eval-final": 1,
     }  # fmt: skip
     assert {phase: {span.adapter for e in episodes for context in e.contexts for span in context.spans}
             for phase, episodes in played.items()} == {
