@@ -58,9 +58,9 @@ def relevant(events: Sequence[Event], goal: str) -> list[Event]:
     """The backward slice from the last changing event, from what names the goal's things, and from what was rewarded.
 
     What brought a name into view (the latest action before its use whose answer mentions it) belongs to the slice as
-    well; where that action has no names itself (a look), so does the one before it, which led to what is seen. Searching
-    drops out, as it shares no name with these; so do actions without names, unless rewarded or last. A block of actions
-    that is repeated at once counts once.
+    well; where that action has no names itself (a look), so does the one before it, which led to what is seen.
+    Searching drops out, as it shares no name with these; so do actions without names, unless rewarded or last. A block
+    of actions that is repeated at once counts once.
     """
     changing = [event for event in events if event.changed]
     if not changing:
