@@ -259,9 +259,13 @@ class Guide:
         return cut
 
     def _activate(self, made: Instantiation, status: str) -> None:
-        """Let the item block, if it has a predicate that passed its newest audit (a candidate may have had none)."""
+        """Let the item block, if it has a predicate that passed its newest audit (a candidate may have had none), and
+        violating it is judged harmful."""
         item = self._memory.store.item(made.item).item
         if not isinstance(item, PrincipleItem) or item.predicate is None:
+            return
+        harm = self._memory.store.judgements(made.item, "harm")
+        if not harm or harm[-1].verdict.get("harmful") is not True:
             return
         audits = self._memory.store.judgements(made.item, "audit")
         verdict = audits[-1].verdict if audits else {}

@@ -91,7 +91,8 @@ def fill(store: Store) -> None:
     links = [Link(lower=won.id, upper=episode.id, evidence=evidence)]
     links.append(Link(lower=episode.id, upper=PROCEDURE.id, evidence=evidence))
     links += [Link(lower=PROCEDURE.id, upper=rule.id, evidence=evidence) for rule in rules]
-    report = store.write([episode, PROCEDURE, *rules], links)
+    harm = {"harmful": True, "evidence": [evidence[0].model_dump()]}
+    report = store.write([episode, PROCEDURE, *rules], links, {rule.id: harm for rule in (OPEN_FIRST, BROKEN)})
     assert report.rejected == []
     for rule in (OPEN_FIRST, BROKEN):
         store.set_status(rule.id, "audited", "test")
@@ -273,6 +274,15 @@ def test_only_audited_and_validated_predicates_block(store: Store, host: Predica
     assert regulate(opened(memory(store, None, attempts=0)), "take pen 1 from box 1", [])[0] is None
     with pytest.raises(MemoryRecordError, match=r"memory\.attempts: 3 in mode 'full' needs a PredicateHost"):
         memory(store, None)
+
+
+def test_no_predicate_blocks_once_breaking_it_is_judged_harmless(store: Store, host: PredicateHost) -> None:
+    assert regulate(opened(memory(store, host)), "take pen 1 from box 1", ["open box 1"])[1]
+    store.judge(OPEN_FIRST.id, "harm", {"harmful": False})
+    regulation, feedback = regulate(opened(memory(store, host)), "take pen 1 from box 1", [])
+    assert feedback == []
+    assert regulation is not None
+    assert OPEN_FIRST.id not in {check.item for check in regulation.checks}
 
 
 def test_a_predicate_that_raises_is_switched_off_for_the_episode(store: Store, host: PredicateHost) -> None:
