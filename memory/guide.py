@@ -119,6 +119,14 @@ class Memory:
                 self.provenance.add((trajectory.world, trajectory.task))
         return LevelIndex(0, entries, self.embedder)
 
+    def spend(self) -> dict[str, float]:
+        """What instantiation by the builder took until now: ``builder_calls`` (paid), ``builder_cached``,
+        ``builder_tokens_in``, ``builder_tokens_out`` and ``builder_cost``; empty where no builder is asked."""
+        if self.builder is None:
+            return {}
+        spent = self.builder.spend.as_dict()
+        return {f"builder_{name}": spent[name] for name in ("calls", "cached", "tokens_in", "tokens_out", "cost")}
+
     def close(self) -> None:
         """Close the store, the host and the builder's model that it was given."""
         self.store.close()

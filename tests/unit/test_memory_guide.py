@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory.audit_checks import Audit, Check
+from memory.builder_settings import LanguageModelSettings
 from memory.embedding import HashingEmbedder
 from memory.guide import FEEDBACK, HEADER, Guide, Memory, learn_words, ledger_entries, shuffle_words
 from memory.instantiate import Situation
+from memory.language_model import LanguageModel
 from memory.predicates import PredicateHost
 from memory.records import (
     EpisodeItem,
@@ -30,6 +32,8 @@ from memory.records import (
 from memory.settings import MemorySettings
 from memory.store import LedgerEntry, Store
 from memory.usage import Regulation
+from tests.scripted_server import Reply, ScriptedServer
+from train.evaluate import spend_line, spent_since
 
 pytestmark = pytest.mark.unit
 
@@ -215,6 +219,30 @@ def test_a_model_instantiates(store: Store, host: PredicateHost) -> None:
         memory(store, host, instantiation="builder")
     with pytest.raises(MemoryRecordError, match="needs a player that is a language model"):
         opened(memory(store, host, instantiation="policy"))
+
+
+def test_what_the_builder_was_asked_for_is_told(store: Store, tmp_path: Path) -> None:
+    """Three principles in two episodes of the same situation: the second is answered by the cache."""
+    with ScriptedServer(lambda body: Reply('{"applies": true, "text": "be careful"}')) as server:
+        prices = LanguageModelSettings(url=server.url, model="m", price_in=1.0, price_out=2.0)
+        builder = LanguageModel(prices, tmp_path / "calls")
+        settings = MemorySettings(instantiation="builder", attempts=0)
+        shared = Memory(store, settings, grammar="g", embedder=HashingEmbedder(), host=None, builder=builder)
+        opened(shared)
+        before = shared.spend()
+        opened(shared, episode="e2")
+        after = shared.spend()
+        builder.close()
+    assert before == {  # 100 + 10 tokens a call, for 1 and 2 a million
+        "builder_calls": 3, "builder_cached": 0, "builder_tokens_in": 300, "builder_tokens_out": 30,
+        "builder_cost": 0.00036,
+    }  # fmt: skip
+    assert after == before | {"builder_cached": 3}
+    assert spent_since(before, shared) == dict.fromkeys(before, 0) | {"builder_cached": 3}
+    assert spend_line(before) == "3 calls paid, 0 from the cache; 300 + 30 tokens, cost 0.0004"
+    assert memory(store, None, attempts=0).spend() == {}
+    assert spent_since({}, None) == {}
+    assert spend_line({"success": 1.0}) == ""
 
 
 def test_equal_constraints_are_said_once(store: Store, host: PredicateHost) -> None:
