@@ -288,12 +288,14 @@ class Guide:
         observation: str,
         step: int,
         admissible: Sequence[str] | None,
+        inventory: Sequence[str] | None = None,
         resample: Callable[[str], Awaitable[str | None]],
     ) -> Regulation | None:
         """Check ``action``, and while it violates a principle have another one proposed, at most ``attempts`` times.
 
         Args:
             observation: what the agent saw before it acted. admissible: None where the world does not list them.
+            inventory: what the agent holds; None where the world does not tell.
             resample: gives the feedback to the agent and returns its next proposal (None: a reply without an action,
                 which does not pass).
 
@@ -308,7 +310,7 @@ class Guide:
         for attempt in range(self.settings.attempts + 1):
             proposed = proposals[-1]
             if proposed is not None:
-                new = await self._check(proposed, attempt, observation, step, admissible)
+                new = await self._check(proposed, attempt, observation, step, admissible, inventory)
                 checks += new
                 violated = [check.item for check in new if check.outcome == "violated"]
                 if not violated:
@@ -320,7 +322,13 @@ class Guide:
         return Regulation(proposals=tuple(proposals), checks=tuple(checks), choice="fallback")
 
     async def _check(
-        self, action: str, attempt: int, observation: str, step: int, admissible: Sequence[str] | None
+        self,
+        action: str,
+        attempt: int,
+        observation: str,
+        step: int,
+        admissible: Sequence[str] | None,
+        inventory: Sequence[str] | None,
     ) -> list[Check]:
         if self.settings.mode == "shuffled":
             return [
@@ -338,6 +346,7 @@ class Guide:
             step=step,
             history=self._history,
             admissible=admissible,
+            inventory=inventory,
         )
         verdicts = await self._memory.host.check(
             {item: active.predicate for item, active in self._active.items()}, context

@@ -304,6 +304,39 @@ def test_only_audited_and_validated_predicates_block(store: Store, host: Predica
         memory(store, None)
 
 
+def test_a_predicate_sees_what_the_agent_holds(store: Store, host: PredicateHost) -> None:
+    full = PrincipleItem(
+        **GRAMMAR,
+        condition="you hold something",
+        guidance="take nothing else",
+        predicate=Predicate(trigger='action.verb == "take {0} from {1}"', requirement="size(inventory) == 0"),
+    )
+    (old,) = store.links(upper=OPEN_FIRST.id)
+    cited = {"harmful": True, "evidence": [old.evidence[0].model_dump()]}
+    assert store.write([full], [old.model_copy(update={"upper": full.id})], {full.id: cited}).rejected == []
+    store.set_status(OPEN_FIRST.id, "retired", "test")
+    store.set_status(full.id, "audited", "test")
+    store.judge(full.id, "audit", {"decision": "passed"})
+    guide = opened(memory(store, host, attempts=1))
+
+    async def again(text: str) -> str | None:
+        return None
+
+    for inventory, outcome in ((["cup 1"], "violated"), ([], "followed"), (None, "followed")):
+        checked = asyncio.run(
+            guide.regulate(
+                "take pen 1 from box 1",
+                observation="A room.",
+                step=0,
+                admissible=None,
+                inventory=inventory,
+                resample=again,
+            )
+        )
+        assert checked is not None
+        assert next(check.outcome for check in checked.checks if check.item == full.id) == outcome
+
+
 def test_no_predicate_blocks_once_breaking_it_is_judged_harmless(store: Store, host: PredicateHost) -> None:
     assert regulate(opened(memory(store, host)), "take pen 1 from box 1", ["open box 1"])[1]
     store.judge(OPEN_FIRST.id, "harm", {"harmful": False})

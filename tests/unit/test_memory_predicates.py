@@ -113,8 +113,15 @@ def test_a_trajectory_gives_the_contexts_that_were_seen_live(patient: PredicateH
     steps = [
         TraceStep(index=0, observation="room", action="open box", result="It is open.", valid=True),
         TraceStep(index=1, observation="It is open.", action=None, result="What?"),
-        TraceStep(index=2, observation="What?", action="take mug", result="Taken.", valid=None),
-        TraceStep(index=3, observation="Taken.", action="take mug", result="Nothing happens.", valid=False),
+        TraceStep(index=2, observation="What?", action="take mug", result="Taken.", valid=None, inventory=()),
+        TraceStep(
+            index=3,
+            observation="Taken.",
+            action="take mug",
+            result="Nothing happens.",
+            valid=False,
+            inventory=("mug", "key"),
+        ),
     ]
     found = trajectory_steps(steps, parse, "goal", "kind")
     assert [position for position, _ in found] == [0, 2, 3]
@@ -122,13 +129,14 @@ def test_a_trajectory_gives_the_contexts_that_were_seen_live(patient: PredicateH
         Predicate(trigger="true", requirement="size(history) == 0 || history[size(history) - 1].valid"),
         Predicate(trigger="step == 2", requirement="size(history) == 1 && history[0].result == 'It is open.'"),
         Predicate(trigger="step == 3", requirement="history.map(h, h.action) == ['open box', 'other']"),
+        Predicate(trigger="action.verb == 'take {0}'", requirement="!(action.args[0] in inventory)"),
     ]
     outcomes = patient.check_steps([compile_predicate(rule) for rule in rules], [step for _, step in found], 5.0)
     assert outcomes is not None
     assert [[verdict.outcome for verdict in row] for row in outcomes] == [
-        ["followed", "idle", "idle"],
-        ["followed", "followed", "idle"],
-        ["followed", "idle", "violated"],
+        ["followed", "idle", "idle", "idle"],
+        ["followed", "followed", "idle", "followed"],
+        ["followed", "idle", "violated", "violated"],
     ]
 
 

@@ -35,6 +35,13 @@ def test_trajectories_come_back_as_they_were_and_in_order(store: Store) -> None:
         store.trajectory("t-0")
 
 
+def test_an_id_covers_what_the_agent_held_where_that_was_told() -> None:
+    of = trajectory()
+    assert of.id == "t-787c4561a69ebe5a"  # of the time before there was such a field
+    held = of.steps[0].model_copy(update={"inventory": ("key",)})
+    assert of.model_copy(update={"steps": (held, of.steps[1])}).id != of.id
+
+
 def test_a_hierarchy_is_written_in_one_call_whatever_its_order(store: Store) -> None:
     of = trajectory()
     store.add_trajectories([of])
