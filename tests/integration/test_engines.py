@@ -225,7 +225,7 @@ def named(log: str, what: str) -> list[str]:
 def test_training_on_vllm_goes_on_after_a_kill(taught: Taught, tmp_path: Path) -> None:
     """Each batch comes from one version, the newest but one; versions come to the server and leave it."""
     (tmp_path / "demo.yaml").write_text(TRAIN.replace("START", str(taught.folder)))
-    run, deadline = tmp_path / "runs/demo", time.monotonic() + 1200
+    run, deadline = tmp_path / "runs/demo", time.monotonic() + 1500
     started = launch(tmp_path, "train", "demo.yaml")
     try:  # killed while the third batch is rolled out, beside or after the second update
         while number_of(run, "grpo-0003") < 2:
@@ -245,7 +245,7 @@ def test_training_on_vllm_goes_on_after_a_kill(taught: Taught, tmp_path: Path) -
     assert len(kept) >= 2
 
     resumed = launch(tmp_path, "train", "demo.yaml", "--resume")
-    assert resumed.wait(timeout=900) == 0, (tmp_path / "stderr").read_text()[-2000:]
+    assert resumed.wait(timeout=1500) == 0, (tmp_path / "stderr").read_text()[-2000:]
     assert list(journal_of(run)) == ["start", "grpo-0001", "grpo-0002", "grpo-0003", "eval-final"]
     played = {
         phase: list(read_episodes(run / f"episodes/{phase}.jsonl.gz"))
@@ -266,8 +266,8 @@ def test_training_on_vllm_goes_on_after_a_kill(taught: Taught, tmp_path: Path) -
     updates = {line["phase"]: line for line in lines if line["phase"].startswith("grpo-")}
     assert [update["staleness"] for update in updates.values()] == [0, 1, 1]
     assert sum(update["optimiser_steps"] for update in updates.values()) > 0  # there was something to learn
-    fresh = updates["grpo-0001"]  # sampled by the weights that are trained: the engines' floats differ, no more
-    assert fresh.get("sampler_mean_difference", 0.0) < 2e-3
+    differences = [update["sampler_mean_difference"] for update in updates.values() if update["optimiser_steps"]]
+    assert max(differences) < 0.05  # float arithmetic, and one small step of the weights
     after = (run / "vllm.log").read_text()[len(log) :]
     assert named(after, "Loaded new")[-1] == "policy-v0003"
     assert sorted(named(after, "Removed")) == sorted(named(after, "Loaded new"))  # nothing is left behind
