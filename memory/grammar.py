@@ -177,7 +177,9 @@ def _candidates(group: list[tuple[str, ...]]) -> list[Pattern]:
     patterns: list[Pattern] = [(first, None)]
     for key in keys:
         patterns += [(first, key, None), (first, None, key), (first, None, key, None)]
+        patterns += [(first, key, other, None) for other in keys]
         patterns += [(first, key, None, other, None) for other in keys]
+        patterns += [(first, None, key, other, None) for other in keys]
         patterns += [(first, None, key, None, other, None) for other in keys]
     return patterns
 
@@ -234,5 +236,10 @@ def _cover(
             chosen, best, used = without, lowest, found
     chosen.sort(key=lambda pattern: (-_fixed(pattern), _text(pattern)))
     covered = {words for pattern in chosen for words in fits[pattern]}
-    constants: list[Pattern] = [words for words in group if words not in covered and counts[" ".join(words)] > 1]
+    left = [words for words in group if words not in covered and counts[" ".join(words)] > 1]
+    named = [words for words in left if words[-1].isdigit() and " ".join(words[1:]) in names]
+    if named:  # one numbered thing was ever used so, and is a thing all the same
+        used |= {" ".join(words[1:]) for words in named}
+        chosen.append((named[0][0], None))
+    constants: list[Pattern] = [words for words in left if words not in named]
     return [*constants, *chosen], used

@@ -38,7 +38,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from memory.records import MemoryRecordError
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest revision in ``memory/migrations/versions``."""
 
 VERSION_TABLE = "memory_version"
@@ -167,6 +167,7 @@ snapshots = Table(
     Column("trajectories", _Seq, nullable=False),
     Column("links", _Seq, nullable=False),
     Column("changes", _Seq, nullable=False),
+    Column("judgements", _Seq),  # None: made before names told of judgements
     UniqueConstraint("id", "label", name="memory_snapshot_once"),
 )
 

@@ -162,6 +162,7 @@ async def _turn(player: Player, session: Session, result: StepResult, episode: E
             score=after.score,
             done=after.done,
             result=after.observation,
+            inventory=result.inventory,
             admissible=turn.admissible,
             regulation=turn.regulation,
             recall=turn.recall,
@@ -271,7 +272,12 @@ class PolicyPlayer:
 
         if self._guide is not None and action is not None:
             regulation = await self._guide.regulate(
-                action, observation=result.observation, step=step, admissible=admissible, resample=resample
+                action,
+                observation=result.observation,
+                step=step,
+                admissible=admissible,
+                inventory=result.inventory,
+                resample=resample,
             )
             if regulation is not None:
                 if regulation.choice == "fallback":

@@ -55,7 +55,8 @@ async def evaluate(
 
     Returns:
         What the file holds: who was evaluated (model, adapter and its hash), on what (task set, manifest hash, seeds),
-        with which versions, the metrics of :func:`train.metrics.summarise`, and one record per item and seed.
+        with which versions, the metrics of :func:`train.metrics.summarise` with what instantiation by a builder took
+        (``builder_calls`` to ``builder_cost``), and one record per item and seed.
 
     Raises:
         ConfigError: ``memory`` rests on episodes of one of the tasks, or ``states`` were learnt from one.
@@ -68,9 +69,10 @@ async def evaluate(
         for seed in range(config.eval.seeds)
         for number, task in enumerate(tasks)
     ]
+    spent = {} if memory is None else memory.spend()
     tries = await _play_tries(pool, make_player, jobs, config, folder / "episodes" / f"{phase}.jsonl.gz")
     episodes = [_standing_for(start) for start in tries]
-    metrics = summarise(episodes)
+    metrics = summarise(episodes) | spent_since(spent, memory)
     if config.eval.tries > 1:
         metrics["success_by_try"] = success_by_try(tries, config.eval.tries)
     result = {
@@ -154,6 +156,11 @@ def _standing_for(tries: Sequence[Episode]) -> Episode:
     )
 
 
+def spent_since(before: dict[str, float], memory: Memory | None) -> dict[str, float]:
+    """What the memory's builder was asked for since; of a resumed evaluation, since it was resumed."""
+    return {} if memory is None else {name: round(now - before[name], 6) for name, now in memory.spend().items()}
+
+
 def _use_of(memory: Memory) -> dict[str, Any]:
     """The settings of use; not who built and judged it, nor its address, which may hold a password."""
     return memory.settings.model_dump(mode="json", exclude={"store", "builder", "audit", "validation"})
@@ -208,6 +215,17 @@ def metrics_table(result: dict[str, Any]) -> Table:
             percent(row["repeated_rate"]),
         )
     return table
+
+
+def spend_line(metrics: dict[str, Any]) -> str:
+    """What instantiation by a builder took, as one line; empty where none was asked."""
+    if "builder_calls" not in metrics:
+        return ""
+    return (
+        f"{metrics['builder_calls']:.0f} calls paid, {metrics['builder_cached']:.0f} from the cache; "
+        f"{metrics['builder_tokens_in']:.0f} + {metrics['builder_tokens_out']:.0f} tokens, "
+        f"cost {metrics['builder_cost']:.4f}"
+    )
 
 
 def failure_line(metrics: dict[str, Any]) -> str:

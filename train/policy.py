@@ -108,7 +108,8 @@ class Policy:
         if self._server is not None:
             await self._server.start()
         if self.config.model.engine in ("vllm", "server"):
-            await self.chat.check()  # type: ignore[attr-defined]
+            adapters = self.config.staleness + 1 if self.config.grpo else 1
+            await self.chat.check(self.config.agent.context_tokens, adapters)  # type: ignore[attr-defined]
         if self._pending is not None:
             await self.activate(self._pending)
             self._pending = None

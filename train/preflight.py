@@ -66,12 +66,13 @@ def _check_disjoint(config: Config, sets: dict[str, list[Task]]) -> None:
             )
 
 
-def _changed_fields(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
+def changed_fields(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
+    """The names (``section.field``) under which two configurations differ."""
     changed = []
     for key in before.keys() | after.keys():
         old, new = before.get(key), after.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            changed += _changed_fields(old, new, f"{prefix}{key}.")
+            changed += changed_fields(old, new, f"{prefix}{key}.")
         elif old != new:
             changed.append(f"{prefix}{key}")
     return sorted(changed)
@@ -124,7 +125,7 @@ def prepare_run(config: Config, *, resume: bool) -> Path:
             raise ConfigError(f"run.name: {folder} exists; continue it with --resume or choose another run.name")
         before = load_config(saved)
         if before != config:
-            changed = _changed_fields(before.model_dump(mode="json"), config.model_dump(mode="json"))
+            changed = changed_fields(before.model_dump(mode="json"), config.model_dump(mode="json"))
             raise ConfigError(
                 f"{saved} was written by another configuration (changed: {', '.join(changed)}); "
                 f"resume with the old values or choose another run.name"

@@ -82,6 +82,8 @@ class Step(_Record):
     result: str = ""
     """The world's answer to the action."""
     admissible: list[str] | None = None
+    inventory: list[str] | None = None
+    """What the agent held before the action, where the world tells it."""
     regulation: Regulation | None = None
     """What the predicates of the memory said of the proposed actions; None: nothing was checked."""
     recall: Recall | None = None
