@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,15 +155,13 @@ def test_memory_and_table_learn_over_rounds_without_gradients(straight: Path) ->
 
 
 KILLS: list[tuple[Any, str, int]] = [
-    (train.rollouts, "append_episode", 5),  # within collect
-    (train.learning, "learn_new", 1),  # the trajectories are in, the table has not learnt
-    (memory.distil, "consolidate", 1),  # built, but not consolidated
     (train.learning, "audit_store", 1),
     (train.rollouts, "append_episode", 9),  # within validate
     (train.learning, "conclude", 1),  # played and credited, but not judged
     (train.evaluation_phase, "evaluate", 2),
     (train.round_report, "load_table", 1),  # credited, but not closed
-    (train.learning, "learn_new", 1),
+    (train.rollouts, "append_episode", 5),  # within collect
+    (train.learning, "learn_new", 1),  # the trajectories are in, the table has not learnt
     (memory.distil, "consolidate", 1),
 ]
 """Where the run is killed, one start after the other: at the n-th call of a function."""
@@ -171,11 +172,16 @@ def test_memory_killed_in_every_phase_is_that_of_an_uninterrupted_run(
 ) -> None:
     done = journal(straight)
     config = knowledge_config(tmp_path / "killed")
-    for number, (module, name, when) in enumerate(KILLS):
+    process = multiprocessing.get_context("spawn").Process(target=die_in_distil, args=(config,))
+    process.start()
+    process.join(600)
+    assert process.exitcode == -signal.SIGKILL
+    assert list(journal(tmp_path / "killed/demo")) == KNOWLEDGE[:3]
+    for module, name, when in KILLS:
         with scripted.context() as patch:
             kill_in(patch, module, name, when)
             with pytest.raises((Killed, BaseExceptionGroup)):  # a group where many episodes are played at once
-                run(config, resume=number > 0)
+                run(config, resume=True)
     killed = run(config, resume=True)
     again = journal(killed)
     assert list(again) == KNOWLEDGE
@@ -227,6 +233,14 @@ def contents(store: Store) -> Any:
         [(one.kind, one.verdict, one.round) for stored in items for one in store.judgements(stored.id)],
         [(one.number, one.round, one.episodes, one.snapshot) for one in read_barriers(store)],
     )
+
+
+def die_in_distil(config: Config) -> None:
+    """Run until the memory is built but not consolidated, and be killed there, as a process of its own is."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(train.loop, "Policy", ScriptedPolicy)
+    patch.setattr(memory.distil, "consolidate", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    run(config)
 
 
 def kill_in(patch: pytest.MonkeyPatch, module: Any, name: str, when: int) -> None:
