@@ -78,7 +78,11 @@ def relevant(events: Sequence[Event], goal: str) -> list[Event]:
             unseen = (unseen | set(event.args)) - shown
             names.update(event.args)
         led_on = bool(shown) and not event.args
-    return _without_detours(_without_repeats(kept[::-1]))
+    return _tidy(kept[::-1])
+
+
+def _tidy(events: list[Event]) -> list[Event]:
+    return _without_repeats(_without_detours(_without_repeats(events)))
 
 
 def _without_repeats(events: list[Event]) -> list[Event]:
@@ -262,7 +266,7 @@ def _patterns(slices: Sequence[Sequence[Event]]) -> list[Lifted]:
     frequent = [sequence for sequence, _ in Counter(lifted).most_common(12)]
     for number, first in enumerate(frequent):
         for second in frequent[:number]:
-            shared = _without_detours(_without_repeats(_common(distinct[first], distinct[second])))
+            shared = _tidy(_common(distinct[first], distinct[second]))
             if shared:
                 common.append(lift_events(shared))
     return common

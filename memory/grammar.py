@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 from memory.records import Record
 
@@ -184,6 +185,17 @@ def _candidates(group: list[tuple[str, ...]]) -> list[Pattern]:
     return patterns
 
 
+def _joined(pattern: Pattern) -> bool:
+    """Whether fixed words besides the first stand side by side."""
+    return any(one is not None and other is not None for one, other in pairwise(pattern[1:]))
+
+
+def _known(pattern: Pattern, given: Sequence[str], names: Collection[str]) -> bool:
+    """Whether the names ``given`` are known, and do not go on to the left into the words of ``pattern``."""
+    before = [pattern[index - 1] for index, part in enumerate(pattern) if part is None]
+    return all(name in names and f"{word} {name}" not in names for word, name in zip(before, given, strict=True))
+
+
 def _cover(
     group: list[tuple[str, ...]], counts: Counter[str], names: set[str], elsewhere: set[str]
 ) -> tuple[list[Pattern], set[str]]:
@@ -196,7 +208,9 @@ def _cover(
         pattern: {
             words: given
             for words in group
-            if (given := _match(pattern, words)) and not any(name.split()[0].isdigit() for name in given)
+            if (given := _match(pattern, words))
+            and not any(name.split()[0].isdigit() for name in given)
+            and (not _joined(pattern) or _known(pattern, given, names))
         }
         for pattern in _candidates(group)
     }
