@@ -40,19 +40,19 @@ def epsilon_at(episode: int, start: float, end: float, over: int) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A thought that can be chosen. ``visits``: how often its value was updated; ``elsewhere``: the mean value of the
-    same words in like states, where that shall count."""
+    """A thought that can be chosen. ``visits``: how often its value was updated."""
 
     text: str
     value: float
     visits: int
-    elsewhere: float = -math.inf
 
 
-def untried_value(initial: float, trials: int, led_on: int) -> float:
-    """Of a thought that was never tried in a state, when in like states ``led_on`` of ``trials`` of the same words led
-    on: the initial value times Laplace's estimate with one trial that did, so that unknown words get all of it."""
-    return initial * (led_on + 1) / (trials + 1)
+def untried_value(initial: float, trials: int, led_on: int, visits: int) -> float:
+    """Of a thought that was never tried in a state: the initial value times the share of ``trials`` of the same words
+    anywhere that ``led_on`` (Laplace's estimate with one trial that did, so that unknown words get all of it), over
+    sqrt(``visits`` of the state + 1): the more often a state led to nothing, the less does the unknown in it promise.
+    """
+    return initial * (led_on + 1) / (trials + 1) / math.sqrt(visits + 1)
 
 
 def best_tried(candidates: Sequence[Candidate], above: float = -math.inf) -> int | None:
@@ -73,36 +73,19 @@ def best_tried(candidates: Sequence[Candidate], above: float = -math.inf) -> int
     return min(tried, key=rank, default=None)
 
 
-def best_elsewhere(candidates: Sequence[Candidate], above: float) -> int | None:
-    """The place of the thought that is worth most in other states, if it is worth more than ``above``; of equals the
-    first in alphabetical order. For states in which nothing is known."""
-    places = [place for place, candidate in enumerate(candidates) if candidate.elsewhere > above]
-    return min(places, key=lambda place: (-round(candidates[place].elsewhere, 9), candidates[place].text), default=None)
-
-
-def with_transfer(candidate: Candidate, transfer: float) -> float:
-    """The value, moved towards what the same words are worth in like states, as if that were ``transfer`` visits;
-    only upwards."""
-    if transfer == 0 or candidate.elsewhere <= candidate.value:
-        return candidate.value
-    return candidate.value + transfer / (candidate.visits + transfer) * (candidate.elsewhere - candidate.value)
-
-
-def best_in_training(
-    candidates: Sequence[Candidate], bonus: float, random: Random, transfer: float = 0.0
-) -> int | None:
+def best_in_training(candidates: Sequence[Candidate], bonus: float, random: Random) -> int | None:
     """The place of the thought to exploit in training; None: there is none.
 
-    Never-tried thoughts count with their initial value, and each value gets ``bonus`` / sqrt(visits + 1) (MBIE-EB,
-    Strehl and Littman 2008). Equal scores (to nine decimals) go to the least tried, then to chance: a fixed order
-    would leave the values of all others as they are for ever. ``transfer``: see :func:`with_transfer`.
+    Never-tried thoughts count with the value that they begin with, and each value gets ``bonus`` / sqrt(visits + 1)
+    (MBIE-EB, Strehl and Littman 2008). Equal scores (to nine decimals) go to the least tried, then to chance: a fixed
+    order would leave the values of all others as they are for ever.
     """
     if not candidates:
         return None
 
     def rank(place: int) -> tuple[float, int]:
         candidate = candidates[place]
-        score = with_transfer(candidate, transfer) + bonus / math.sqrt(candidate.visits + 1)
+        score = candidate.value + bonus / math.sqrt(candidate.visits + 1)
         return -round(score, 9), candidate.visits
 
     lowest = min(map(rank, range(len(candidates))))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from random import Random
 
-from memory.qlearning import best_elsewhere, best_in_training, best_tried
+from memory.qlearning import best_in_training, best_tried
 from memory.qtable import Snapshot
 from memory.samem_settings import SamemSettings
 from memory.usage import Recall
@@ -56,16 +56,14 @@ class StateGuide:
             return found
         candidates = [
             candidate
-            for candidate in self._snapshot.candidates(state, options)
+            for candidate in self._snapshot.candidates(state, options, summary)
             if (self._asked, candidate.text) not in self._tired
         ]
         if self._training:
-            place = best_in_training(candidates, self._settings.bonus, self._random, self._settings.transfer)
+            place = best_in_training(candidates, self._settings.bonus, self._random)
         else:
             above = self._settings.initial if self._settings.positive_only else -math.inf
             place = best_tried(candidates, above)
-            if place is None and self._settings.transfer:
-                place = best_elsewhere(candidates, self._settings.initial)
         if place is None:
             return found
         chosen = candidates[place]

@@ -38,11 +38,12 @@ SETTINGS = {
     "threshold": 0.9999,  # only equal summaries are one state
     "thought_threshold": 1.0,
     "embedder": {"kind": "hashing"},
-    "initial": 0.1,
+    "initial": 0.5,
     "gamma": 0.95,
     "alpha": 0.3,
-    "sweeps": 3,
-    "transfer": 8.0,
+    "sweeps": 8,
+    "transfer": 0.9,
+    "forget_idle": True,
     "positive_only": True,
     "no_repeats": True,
     "judge": "none",
@@ -128,16 +129,16 @@ async def run(args: argparse.Namespace, store: str, seed: int) -> list[dict[str,
                 episodes = await play(pool, explorer, jobs, folder)
                 learner.learn([trajectory_of(episode, folder.name, passes) for episode in episodes])
                 played += len(batch)
-            learner.replay()
             if passes in PASSES or passes == args.passes:
-                now = learner.table.snapshot()
+                settled = learner.settled()
+                now = settled.snapshot()
                 for arm, snapshot in (("table", now), ("shuffled", now.shuffled(seed))):
 
                     def tester(job: Any, snapshot: Any = snapshot) -> SamemPlayer:
-                        return SamemPlayer(job, snapshot, learner.words, settings, run_seed=seed)
+                        return SamemPlayer(job, snapshot, learner.words, snapshot.table.settings, run_seed=seed)
 
                     await test(arm, passes, tester)
-                rows[-2] |= {"states": len(learner.table.states), "thoughts": len(learner.table.thoughts)}
+                rows[-2] |= {"states": len(settled.states), "thoughts": len(settled.thoughts)}
     return rows
 
 
