@@ -70,7 +70,8 @@ class StateGuide:
         return found.model_copy(update={"thought": chosen.text, "value": chosen.value, "visits": chosen.visits})
 
     def repeated(self, thought: str) -> None:
-        """Tell that ``thought``, in the state that was last asked about, brought an answer seen before."""
+        """Tell that ``thought``, in the state that was last asked about, brought nothing new: an answer, or a choice of
+        actions, that the episode had seen before."""
         if self._settings.no_repeats:
             self._tired.add((self._asked, thought))
 

@@ -66,8 +66,8 @@ class SamemSettings(Settings):
     known, the agent thinks for itself."""
 
     no_repeats: bool = False
-    """A thought that brought an answer which the episode had seen before is not recalled again in that state until the
-    episode ends. Values only change at barriers: without this, an agent that follows them may go round in a circle."""
+    """A thought that brought nothing new to the episode is not recalled again in that state until it ends. Values only
+    change at barriers: without this, an agent that follows them may go round in a circle."""
 
     forget_above: Count = 5
     """Once more than so many thoughts of a state have values other than zero, the lowest one is judged."""

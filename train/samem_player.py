@@ -60,18 +60,18 @@ class SamemPlayer:
         self._max_actions = max_actions
         self._tracker: Tracker | None = None
         self._last: tuple[str, str] | None = None  # thought, action
-        self._seen: set[str] = set()
+        self._seen: set[frozenset[str]] = set()
 
     async def act(self, session: Session, result: StepResult, step: int) -> Turn:
+        admissible = thin(await session.admissible(), self._max_actions) or ["look"]
         if self._tracker is None:
             self._tracker = Tracker(self._words, result.goal, result.observation, self._settings.state_key)
         elif self._last is not None:
             thought, action = self._last
             self._tracker.played(action, result.observation, result.valid)
-            if self._guide is not None and result.observation in self._seen:
+            if self._guide is not None and frozenset(admissible) in self._seen:
                 self._guide.repeated(thought)
-        self._seen.add(result.observation)
-        admissible = thin(await session.admissible(), self._max_actions) or ["look"]
+        self._seen.add(frozenset(admissible))
         actions: dict[str, list[str]] = {}
         for action in admissible:
             thought = self._tracker.lift(action) if self._settings.store == "thought" else action

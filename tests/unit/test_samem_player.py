@@ -72,10 +72,10 @@ def test_without_a_table_it_plays_its_thoughts_at_random() -> None:
     assert [turn.action for turn in turns] == [turn.action for turn in again]
 
 
-def test_what_brings_an_answer_seen_before_is_not_recalled_again() -> None:
+def test_what_brings_no_new_choice_of_actions_is_not_recalled_again() -> None:
     player = SamemPlayer(JOB, learnt().snapshot(), WORDS, SETTINGS)
     first = act(player, OPENING)
-    second = act(player, OPENING)  # the world says the same again
+    second = act(player, "Something new.")  # but the same can be done as before
     assert second.recall is not None
     assert first.thought not in ("", second.recall.thought)
 
