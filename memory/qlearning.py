@@ -40,11 +40,13 @@ def epsilon_at(episode: int, start: float, end: float, over: int) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A thought that can be chosen. ``visits``: how often its value was updated."""
+    """A thought that can be chosen. ``visits``: how often its value was updated; ``known``: whether a thought that was
+    never tried has its value from other states."""
 
     text: str
     value: float
     visits: int
+    known: bool = False
 
 
 def untried_value(initial: float, trials: int, led_on: int, visits: int) -> float:
@@ -58,13 +60,17 @@ def untried_value(initial: float, trials: int, led_on: int, visits: int) -> floa
 def best_tried(candidates: Sequence[Candidate], above: float = -math.inf) -> int | None:
     """The place of the thought to exploit, without exploration; None: nothing to go by.
 
-    Never-tried thoughts do not count: their value is no experience. Of equal values (to nine decimals) the most tried
-    one is taken, then the first in alphabetical order.
+    Never-tried thoughts only count where other states tell of them: an initial value is no experience. Of equal values
+    (to nine decimals) the most tried one is taken, then the first in alphabetical order.
 
     Args:
         above: only thoughts of a higher value count.
     """
-    tried = [place for place, candidate in enumerate(candidates) if candidate.visits > 0 and candidate.value > above]
+    tried = [
+        place
+        for place, candidate in enumerate(candidates)
+        if (candidate.visits > 0 or candidate.known) and candidate.value > above
+    ]
 
     def rank(place: int) -> tuple[float, int, str]:
         candidate = candidates[place]

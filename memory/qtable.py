@@ -51,25 +51,32 @@ class Update:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What other states tell of a thought that was never tried in one (see ``transfer`` in the settings).
+    """What other states tell of a thought that was never tried in one (``transfer`` and ``analogy`` in the settings).
 
-    ``values``: by situation and words, the mean over like states; ``trials``: by words, how many there were anywhere
-    and how many of them led on; ``visits``: of each state.
+    ``values``: by situation and words, the mean over like states; ``shares``: the same of the share in the state's
+    highest value, and by words alone ("" for the situation); ``trials``: by words, how many there were and how many of
+    them led on; ``visits``, ``best``: of each state, steps in it and its highest value.
     """
 
     values: dict[tuple[str, str], float] = field(default_factory=dict)
+    shares: dict[tuple[str, str], float] = field(default_factory=dict)
     trials: dict[str, tuple[int, int]] = field(default_factory=dict)
     visits: tuple[int, ...] = ()
+    best: tuple[float, ...] = ()
 
     def value(self, settings: SamemSettings, state: int | None, summary: str, text: str) -> float:
         """Of the thought ``text`` in a state with this summary, never tried there."""
-        if not settings.transfer:
-            return settings.initial
-        trials, led_on = self.trials.get(text, (0, 0))
-        visits = self.visits[state] if state is not None and state < len(self.visits) else 0
-        own = untried_value(settings.initial, trials, led_on, visits)
-        known = self.values.get((situation(summary), text))
-        return own if known is None else max(own, settings.transfer * known)
+        found = settings.initial
+        known = state is not None and state < len(self.visits)
+        if settings.transfer:
+            trials, led_on = self.trials.get(text, (0, 0))
+            visits = self.visits[state] if known and state is not None else 0
+            found = untried_value(settings.initial, trials, led_on, visits)
+            found = max(found, settings.transfer * self.values.get((situation(summary), text), 0.0))
+        if settings.analogy and known and state is not None:
+            share = self.shares.get((situation(summary), text), self.shares.get(("", text), 0.0))
+            found = max(found, share * self.best[state])
+        return found
 
 
 @dataclass
@@ -119,7 +126,7 @@ class QTable:
         self.barriers = 0
         self.thoughts_of: list[list[int]] = []
         self.elsewhere = Elsewhere()
-        """As of the last barrier; empty without ``transfer``."""
+        """As of the last barrier; empty without ``transfer`` and ``analogy``."""
         self._embedder = embedder
         self._judge = judge
         self._clusters = Clusters(settings.threshold)
@@ -161,7 +168,7 @@ class QTable:
         self._forget({self.state_of[thought] for thought in barrier.touched}, barrier)
         self.episodes += len(episodes)
         self.barriers += 1
-        self.elsewhere = self._compare()
+        self.elsewhere = self.compare(self.values)
         barrier.states, barrier.thoughts = len(self.states), len(self.thoughts)
         barrier.snapshot = self.snapshot().id
         return barrier
@@ -183,7 +190,7 @@ class QTable:
                         target = q_target(rewards, best, self.settings.gamma)
                         value = q_update(value, target, step_size("1/N", 1.0, number))
                     self.values[thought] = value
-            self.elsewhere = self._compare()
+            self.elsewhere = self.compare(self.values)
 
     def _trials(self, episodes: Sequence[Experience]) -> list[tuple[int, list[tuple[list[float], _Following | None]]]]:
         """Of each thought, the youngest first, what each trial earned and what could be chosen then (None: the end)."""
@@ -270,23 +277,30 @@ class QTable:
     def _untried(self, state: int, text: str) -> float:
         return self.elsewhere.value(self.settings, state, self.states[state].text, text)
 
-    def _compare(self) -> Elsewhere:
-        return self.compare(self.values) if self.settings.transfer else Elsewhere()
-
     def compare(self, values: Sequence[float]) -> Elsewhere:
         """What states can tell one another, with these values of the thoughts."""
+        if not self.settings.transfer and not self.settings.analogy:
+            return Elsewhere()
         like = [situation(state.text) for state in self.states]
-        of: dict[tuple[str, str], list[float]] = {}
         trials: dict[str, tuple[int, int]] = {}
-        visits = [0] * len(self.states)
+        visits, best = [0] * len(self.states), [0.0] * len(self.states)
+        counting = []
         for thought, value in enumerate(values):
             state, text = self.state_of[thought], self.thoughts[thought].text
             visits[state] += self.trials[thought]
             before = trials.get(text, (0, 0))
             trials[text] = (before[0] + self.trials[thought], before[1] + self.led_on[thought])
             if thought not in self.forgotten and self.visits[thought]:
-                of.setdefault((like[state], text), []).append(value)
-        return Elsewhere({key: sum(found) / len(found) for key, found in of.items()}, trials, tuple(visits))
+                best[state] = max(best[state], value)
+                counting.append((state, text, value))
+        of: dict[tuple[str, str], list[float]] = {}
+        shares: dict[tuple[str, str], list[float]] = {}
+        for state, text, value in counting:
+            of.setdefault((like[state], text), []).append(value)
+            if best[state] > 0:
+                for situation_or_any in (like[state], ""):
+                    shares.setdefault((situation_or_any, text), []).append(value / best[state])
+        return Elsewhere(_means(of), _means(shares), trials, tuple(visits), tuple(best))
 
     def _forget(self, states: set[int], barrier: Barrier) -> None:
         if self.settings.forget_idle:
@@ -416,7 +430,7 @@ class QTable:
     def resume(self, episodes: int, barriers: int) -> None:
         """All states and thoughts are restored: go on after so many episodes and barriers."""
         self.episodes, self.barriers = episodes, barriers
-        self.elsewhere = self._compare()
+        self.elsewhere = self.compare(self.values)
 
     def state_vector(self, state: int) -> Vectors:
         """The founder's vector, shape (d,)."""
@@ -495,7 +509,7 @@ class Snapshot:
                 continue
             if thought is None or not self.visits[thought]:
                 value = self.elsewhere.value(self.table.settings, state, summary, option)
-                found.append(Candidate(option, value, 0))
+                found.append(Candidate(option, value, 0, known=value > self.table.settings.initial))
             else:
                 found.append(Candidate(option, self.values[thought], self.visits[thought]))
         return found
@@ -508,8 +522,11 @@ class Snapshot:
         values = list(self.values)
         for to, of in zip(tried, order, strict=True):
             values[to] = self.values[of]
-        elsewhere = self.table.compare(values) if self.table.settings.transfer else Elsewhere()
-        return replace(self, values=tuple(values), elsewhere=elsewhere)
+        return replace(self, values=tuple(values), elsewhere=self.table.compare(values))
+
+
+def _means(of: dict[tuple[str, str], list[float]]) -> dict[tuple[str, str], float]:
+    return {key: sum(found) / len(found) for key, found in of.items()}
 
 
 def embed_distinct(embedder: Embedder, texts: Sequence[str]) -> Vectors:

@@ -42,10 +42,13 @@ class SamemSettings(Settings):
     """Value of a thought that was never tried. Above what can be earned (optimistic), it makes an agent try
     everything."""
     transfer: Share = 0.0
-    """What other states tell of a thought that was never tried in one: it is worth at least this share of the mean
-    value that the same words have in like states of other tasks (:func:`memory.summary.situation`), and the less of
-    ``initial`` the less often the words led on anywhere, and the more often the state was visited
-    (:func:`memory.qlearning.untried_value`). 0: states share nothing."""
+    """A thought that was never tried in a state is worth at least this share of the mean value that the same words have
+    in like states of other tasks (:func:`memory.summary.situation`), and the less of ``initial`` the less often the
+    words led on anywhere, and the more often the state was visited (:func:`memory.qlearning.untried_value`). 0: it is
+    worth ``initial``."""
+    analogy: bool = False
+    """A thought that was never tried in a state is worth at least so much of the state's highest value as the same
+    words are worth, on average, of that of like states of other tasks (of any state, if there is no like one)."""
     n_step: Count = 1
     """Rewards that are summed before the best next value is taken."""
     sweeps: Count = 10

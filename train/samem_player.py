@@ -124,8 +124,8 @@ class LiftedLearner:
         self._replay(self.table)
 
     def settled(self) -> QTable:
-        """The table to test with: learnt from the same episodes, but from initial values of 0 and without what states
-        tell one another, so that nothing of the optimism that leads exploration is left in its values."""
+        """The table to test with: learnt from the same episodes, but from initial values of 0 and without ``transfer``,
+        so that nothing of the optimism that leads exploration is left in its values."""
         table = self.table.empty(initial=0.0, transfer=0.0, sweeps=SETTLING_SWEEPS)
         for found in self._learnt:
             table.learn(found)

@@ -72,6 +72,7 @@ SETTINGS = {
     "alpha": 0.3,
     "sweeps": 8,
     "transfer": 0.9,
+    "analogy": True,
     "forget_idle": True,
     "positive_only": True,
     "no_repeats": True,

@@ -284,10 +284,27 @@ def test_like_states_of_other_tasks_tell_what_to_try() -> None:
     for task in ("y", "z"):  # z is a state that there was none of
         found = training.recall(f"Task: {task}. At the door", options)
         assert (found.thought, found.value, found.visits) == ("push", 0.4, 0)
-    assert StateGuide(table.snapshot(), table.settings, "e").recall("Task: z. At the door", options).thought == ""
+    # Without exploration too, as it is no mere initial value.
+    assert StateGuide(table.snapshot(), table.settings, "e").recall("Task: z. At the door", options).thought == "push"
     assert table.snapshot().shuffled(1).elsewhere != table.snapshot().elsewhere
     alone = QTable(settings(), HashingEmbedder())
     assert alone.snapshot().elsewhere.value(alone.settings, None, "Task: y. At the door", "push") == 0.0
+
+
+def test_by_analogy_a_thought_is_worth_its_share_in_the_best_of_like_states() -> None:
+    table = QTable(settings(analogy=True, alpha=1.0), HashingEmbedder())
+    table.learn(
+        [
+            episode("1", visit(0, "Task: x. At the door", "push", 4.0)),
+            episode("2", visit(0, "Task: x. At the door", "knock", 3.0)),
+            episode("3", visit(0, "Task: y. At the door", "push", 1.0)),
+            episode("4", visit(0, "Task: x. In the hall", "bow", 2.0)),
+        ]
+    )
+    found = table.snapshot().candidates(1, ["bow", "dance", "knock", "push"], "Task: y. At the door")
+    # knock: three quarters of the best at the door of x; bow: all of the best, in no like state; dance: unknown
+    assert {one.text: one.value for one in found} == {"bow": 1.0, "dance": 0.0, "knock": 0.75, "push": 1.0}
+    assert [one.text for one in found if one.known] == ["bow", "knock"]
 
 
 def test_what_only_repeats_is_not_recalled_again_in_the_episode() -> None:
