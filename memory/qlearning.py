@@ -52,9 +52,9 @@ class Candidate:
 def untried_value(initial: float, trials: int, led_on: int, visits: int) -> float:
     """Of a thought that was never tried in a state: the initial value times the share of ``trials`` of the same words
     anywhere that ``led_on`` (Laplace's estimate with one trial that did, so that unknown words get all of it), over
-    sqrt(1 + ``visits`` of the state / 10): the longer a state is known, the less does what is left in it promise.
+    sqrt(1 + ``visits`` of the state / 3): the longer a state is known, the less does what is left in it promise.
     """
-    return initial * (led_on + 1) / (trials + 1) / math.sqrt(1 + visits / 10)
+    return initial * (led_on + 1) / (trials + 1) / math.sqrt(1 + visits / 3)
 
 
 def best_tried(candidates: Sequence[Candidate], above: float = -math.inf) -> int | None:

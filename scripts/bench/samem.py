@@ -68,7 +68,7 @@ SETTINGS = {
     "thought_threshold": 1.0,
     "embedder": {"kind": "hashing"},
     "initial": 0.5,
-    "gamma": 0.95,
+    "gamma": 0.8,
     "alpha": 0.3,
     "sweeps": 8,
     "transfer": 0.9,
