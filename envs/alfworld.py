@@ -50,13 +50,16 @@ class AlfworldEnv(TextEnv):
         self._played = []
         self._expert = None
         self.expert_steps = len(self._engine.walkthrough) or None
-        return StepResult(self._opening, goal=goal)
+        return StepResult(self._opening, goal=goal, inventory=self._engine.inventory)
 
     def _step(self, action: str) -> StepResult:
         observation = self._engine.step(action)
         self._played.append((action, observation))
         won = self._engine.won
-        return StepResult(observation, score=float(won), done=won, won=won, valid=observation != INVALID)
+        valid = observation != INVALID
+        return StepResult(
+            observation, score=float(won), done=won, won=won, valid=valid, inventory=self._engine.inventory
+        )
 
     def admissible(self) -> list[str]:
         return self._engine.admissible

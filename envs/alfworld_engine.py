@@ -133,6 +133,12 @@ class AlfworldEngine:
         return sorted(self._operators())
 
     @property
+    def inventory(self) -> list[str]:
+        """Names of what the agent holds, sorted."""
+        game, facts = self._running()
+        return sorted(game.entities[held].name for _, (held, _) in facts.pairs("holds"))
+
+    @property
     def walkthrough(self) -> list[str]:
         return list(self._walkthrough)
 
@@ -405,6 +411,11 @@ class _Facts:
         self._group(effect).add(arguments)
         self._sorted.pop(predicate, None)
         self._sorted.pop(opposite, None)
+
+    def pairs(self, predicate: str) -> Iterator[tuple[Variable, Variable]]:
+        """The arguments of the facts of a predicate that has two."""
+        for group in self._facts.get(predicate, {}).values():
+            yield from ((first, second) for first, second in group)
 
     def assignments(self, query: Query, mapping: Mapping) -> Iterator[Mapping]:
         """All extensions of ``mapping`` that satisfy ``query``. Distinct placeholders take distinct objects."""

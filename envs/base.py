@@ -41,6 +41,8 @@ class StepResult:
     ``reward`` is the change of ``score`` since the previous result, ``score`` lies in [0, 1]; ``done`` means that
     the episode is over, ``won`` that the task was solved, ``truncated`` that the step cap ended it. ``valid`` is False
     when the world did not understand or refused the action. ``goal`` is the task's instruction; ``reset`` fills it.
+    ``inventory``: names of what the agent holds now, as actions name it, where the world tells it unasked; None: it
+    does not.
     """
 
     observation: str
@@ -51,6 +53,7 @@ class StepResult:
     truncated: bool = False
     valid: bool = True
     goal: str = ""
+    inventory: list[str] | None = None
 
 
 @dataclass(frozen=True)

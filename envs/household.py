@@ -553,14 +553,18 @@ class HouseholdEnv(TextEnv):
         opening = banner_and_room[banner_and_room.index("You are ") :]
         self.expert_steps = len(self._engine.walkthrough)
         self._expert = SearchExpert(opening, PRIOR)
-        return StepResult(opening, goal=opening.partition("Your task is to: ")[2])
+        goal = opening.partition("Your task is to: ")[2]
+        return StepResult(opening, goal=goal, inventory=self._engine.inventory)
 
     def _step(self, action: str) -> StepResult:
         observation = self._engine.step(action)
         if self._expert is not None:
             self._expert.observe(action, observation)
         won = self._engine.won
-        return StepResult(observation, score=float(won), done=won, won=won, valid=observation != NOTHING_HAPPENS)
+        valid = observation != NOTHING_HAPPENS
+        return StepResult(
+            observation, score=float(won), done=won, won=won, valid=valid, inventory=self._engine.inventory
+        )
 
     def admissible(self) -> list[str]:
         return self._engine.admissible

@@ -1,7 +1,7 @@
 """Named lists of tasks. Those that results are reported on are frozen: manifests in this package, with a content hash.
 
-    alfworld/valid_seen  alfworld/valid_unseen  alfworld/dev-30                    frozen; dev-30: five of each type
-    scienceworld/strict-175  scienceworld/dev-30                                   frozen; one variation of each task
+    alfworld/valid_seen  alfworld/valid_unseen  alfworld/dev-30  alfworld/train-30  frozen; the 30s: five of each type
+    scienceworld/strict-175  scienceworld/dev-30  scienceworld/train-90            frozen; first variations of each task
     household/easy/eval-48  household/medium/eval-102                              frozen, with the hash of each game
     household/<easy|medium|hard>/<train|eval>:a-b                                  numbers a to b of the split's seeds
     alfworld/train  scienceworld/train  jericho/all                                what data folder or simulator hold
@@ -34,8 +34,10 @@ _FROZEN = {
     "alfworld/valid_seen": ("140", "official games in rooms known from training"),
     "alfworld/valid_unseen": ("134", "official games in rooms never trained in"),
     "alfworld/dev-30": ("30", "five games of each type of valid_seen"),
+    "alfworld/train-30": ("30", "five training games of each type, evenly spread"),
     "scienceworld/strict-175": ("175", "the first six (at most) test variations of each of the 30 tasks"),
     "scienceworld/dev-30": ("30", "one development variation of each task"),
+    "scienceworld/train-90": ("90", "the first three training variations of each task"),
     "household/easy/eval-48": ("48", "generated games, eight of each type"),
     "household/medium/eval-102": ("102", "generated games, seventeen of each type"),
 }
@@ -183,12 +185,15 @@ def _jericho_games(folder: Path) -> list[Task]:
 
 def _freeze(name: str) -> list[Task]:
     """The tasks of a frozen set from their source."""
-    if name == "alfworld/dev-30":
-        return per_type(alfworld_tasks("valid_seen", data_folder()), 5)
+    if name in ("alfworld/dev-30", "alfworld/train-30"):
+        split = "train" if name.endswith("train-30") else "valid_seen"
+        return per_type(alfworld_tasks(split, data_folder()), 5)
     if name.startswith("alfworld/"):
         return alfworld_tasks(name.removeprefix("alfworld/"), data_folder())
     if name == "scienceworld/strict-175":
         return _first_of_each(_scienceworld("test"), 6)
+    if name == "scienceworld/train-90":
+        return _first_of_each(_scienceworld("train"), 3)
     if name == "scienceworld/dev-30":
         return _first_of_each(_scienceworld("dev"), 1)
     from envs.household import generate

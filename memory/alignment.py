@@ -58,8 +58,9 @@ def relevant(events: Sequence[Event], goal: str) -> list[Event]:
     """The backward slice from the last changing event, from what names the goal's things, and from what was rewarded.
 
     What brought a name into view (the latest action before its use whose answer mentions it) belongs to the slice as
-    well. Searching drops out, as it shares no name with these; so do actions without names, unless rewarded or last. A
-    block of actions that is repeated at once counts once.
+    well; where that action has no names itself (a look), so does the one before it, which led to what is seen.
+    Searching drops out, as it shares no name with these; so do actions without names, unless rewarded or last. A block
+    of actions that is repeated at once counts once.
     """
     changing = [event for event in events if event.changed]
     if not changing:
@@ -69,13 +70,19 @@ def relevant(events: Sequence[Event], goal: str) -> list[Event]:
     names = {*last.args, *aims}
     unseen: set[str] = set()
     kept: list[Event] = []
+    led_on = False
     for event in reversed(changing):
         shown = {name for name in unseen if name not in event.args and mentions(event.result, name)}
-        if event is last or event.source.reward > 0 or shown or names.intersection(event.args):
+        if event is last or event.source.reward > 0 or shown or names.intersection(event.args) or led_on:
             kept.append(event)
             unseen = (unseen | set(event.args)) - shown
             names.update(event.args)
-    return _without_detours(_without_repeats(kept[::-1]))
+        led_on = bool(shown) and not event.args
+    return _tidy(kept[::-1])
+
+
+def _tidy(events: list[Event]) -> list[Event]:
+    return _without_repeats(_without_detours(_without_repeats(events)))
 
 
 def _without_repeats(events: list[Event]) -> list[Event]:
@@ -212,16 +219,29 @@ def _core(slices: Sequence[Sequence[Event]]) -> set[str]:
 
 
 def _aimless(sequence: Lifted, matches: Collection[Match]) -> bool:
-    """Whether some step is one of a search: its names vary, no other step has them, and it shows nothing used later."""
+    """Whether some step is one of a search: its names vary, no other step has them, the goal does not name them, and it
+    shows nothing used later (what a look right after it shows counts as shown by it).
+    """
     uses = Counter(slot for _, wanted in sequence for slot in set(wanted))
     for number, (_, wanted) in enumerate(sequence[:-1]):
         if wanted and all(uses[slot] == 1 for slot in wanted):
             fillers = [Counter(match.names[slot] for match in matches) for slot in wanted if isinstance(slot, int)]
-            shows = sum(_shows(match.events[number], match.events[number + 1 :]) for match in matches)
+            aimed = sum(_leads_on(match.events[number:]) or _named(match, number) for match in matches)
             varied = all(counts and max(counts.values()) < _CONSTANT_SHARE * len(matches) for counts in fillers)
-            if varied and shows < _CONSTANT_SHARE * len(matches):
+            if varied and aimed < _CONSTANT_SHARE * len(matches):
                 return True
     return False
+
+
+def _named(match: Match, number: int) -> bool:
+    """Whether the goal names what step ``number`` is about."""
+    return all(mentions(match.run.trajectory.goal, kind(name)) for name in match.events[number].args)
+
+
+def _leads_on(events: Sequence[Event]) -> bool:
+    """Whether the first of ``events``, or a look (an action without names) right after it, shows a name used later."""
+    looks = events[:2] if len(events) > 1 and not events[1].args else events[:1]
+    return any(_shows(event, events[number + 1 :]) for number, event in enumerate(looks))
 
 
 def _shows(event: Event, later: Sequence[Event]) -> bool:
@@ -246,7 +266,7 @@ def _patterns(slices: Sequence[Sequence[Event]]) -> list[Lifted]:
     frequent = [sequence for sequence, _ in Counter(lifted).most_common(12)]
     for number, first in enumerate(frequent):
         for second in frequent[:number]:
-            shared = _common(distinct[first], distinct[second])
+            shared = _tidy(_common(distinct[first], distinct[second]))
             if shared:
                 common.append(lift_events(shared))
     return common

@@ -533,8 +533,8 @@ class LanguageModelBuilder:
                 item = stored.item.model_copy(
                     update={"predicate": predicate, "builder": f"{stored.item.builder} {prompt.label}"}
                 )
-                if self._write(where, item, _carried(self._store, [stored], item.id), kind="predicate"):
-                    self._store.judge(item.id, "harm", {**verdict, "judged": stored.id}, self._report.round)
+                harm = {**verdict, "judged": stored.id}
+                if self._write(where, item, _carried(self._store, [stored], item.id), kind="predicate", harm=harm):
                     self._replace(where, item.id, [stored], f"now {item.id}, with a predicate")
             group = (stored.item.world, stored.item.grammar, stored.item.task_type)
             self._note("predicate", prompt, group, [stored.id], answer, self._report.refused[before:])
@@ -642,10 +642,12 @@ class LanguageModelBuilder:
         self._failures = 0
         return answer
 
-    def _write(self, where: str, item: Any, links: Sequence[Link], kind: str = "") -> bool:
-        """Write an item with its links; whether it is now in use."""
+    def _write(
+        self, where: str, item: Any, links: Sequence[Link], kind: str = "", harm: dict[str, Any] | None = None
+    ) -> bool:
+        """Write an item with its links and its judgement of harm; whether it is now in use."""
         kind = kind or type(item).__name__.removesuffix("Item").lower()
-        written = self._store.write([item], links)
+        written = self._store.write([item], links, {} if harm is None else {item.id: harm})
         for id, reason in written.rejected:
             self._refuse(where, f"{id}: {reason}")
         if item.id in written.accepted:

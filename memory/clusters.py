@@ -58,6 +58,12 @@ class Clusters:
             self._index.add(np.ascontiguousarray(vectors))
         self._count = total
 
+    def founder(self, number: int) -> Vectors:
+        """The vector of a cluster's founder, shape (d,)."""
+        if self._index is None:
+            raise IndexError(f"no cluster {number}")
+        return np.asarray(self._index.reconstruct(number), dtype=np.float32)
+
     def nearest(self, vectors: Vectors, first: int | None = None) -> tuple[Ids, Vectors]:
         """Of each vector the nearest cluster, -1 where none is near enough, and the cosine with it. Shapes (n,).
 

@@ -200,7 +200,7 @@ def general_candidates(at: Occasions, verbs: Sequence[str], max_repeats: int) ->
     found += [Condition("form", False, forms=(verb,)) for verb in verbs]
     taken: dict[str, set[int]] = defaultdict(set)
     for run, event in zip(at.runs, at.events, strict=True):
-        if not event.refused:
+        if not event.refused or event.source.valid:  # what the world calls valid it knows, if it did nothing
             taken[event.verb].add(run)
     known = tuple(sorted((verb for verb in taken if len(taken[verb]) > 1), key=lambda verb: (-len(taken[verb]), verb)))
     refused = Counter(event.verb for event in at.events if event.verb not in taken)

@@ -111,15 +111,11 @@ def build_offline(
 
 
 def _take(store: Store, built: Built, report: OfflineReport, round: int) -> None:
-    written = store.write(built.items, built.links)
+    written = store.write(built.items, built.links, {one.item: one.verdict for one in built.judgements})
     kinds = {item.id: _kind(item) for item in built.items}
     report.written.update(kinds[id] for id in written.accepted)
     report.known.update(kinds[id] for id in written.known)
     report.rejected += written.rejected
-    new = set(written.accepted)
-    for judgement in built.judgements:
-        if judgement.item in new:
-            store.judge(judgement.item, "harm", judgement.verdict, round)
     for id in written.known:
         stored = store.item(id)
         if stored.status == "retired" and stored.reason.startswith(_NOT_FOUND):

@@ -2,23 +2,26 @@
 
 The file is UTF-8 text, gzip-compressed where its name ends in ``.gz``; one JSON object a line, told apart by ``kind``:
 
-    header      format "saga-memory", version 1; the first line
+    header      format "saga-memory", version 2; the first line
     trajectory  id, record                      memory.records.Trajectory
     episode     id, record                      EpisodeItem
     procedure   id, record                      ProcedureItem
     principle   id, record                      PrincipleItem
     status      item, change                    memory.store.StatusChange; an item's first one follows the item's line
     link        id, record                      Link
+    judgement   judgement                       memory.store.Judgement
     snapshot    id, label, time                 covers exactly the lines above it
     credit      entry                           memory.store.LedgerEntry
-    judgement   judgement                       memory.store.Judgement
     rejection   rejection                       memory.store.Rejection
+    qtable, state, thought, update, verdict, barrier    see memory.samem_exchange
     end         lines                           the number of lines above it; the last line
 
 Lines stand in the order of writing. An import is one transaction: it checks every id against its record, every link
-against its evidence, that every item has a supporting link, and every snapshot against its content hash, and takes
-the file as a whole or not at all. Into a memory that is not empty it adds what is new; an item that is known keeps the
-status, history and judgements that it has here, and snapshots, which name a whole content, are left out.
+against its evidence, that every item has a supporting link, that violating what has a predicate is judged harmful with
+evidence that holds, every snapshot and every table of values against its content hash, and that every update of a value
+names a step that is there; it takes the file as a whole or not at all. Into a memory that is not empty it adds what is
+new; an item that is known keeps the status, history and judgements that it has here, a table of values whose name is
+known stays as it is here, and snapshots, which name a whole content, are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from sqlalchemy import Connection, Select, func, select
 
 from memory import schema
-from memory.grounding import check_episode, check_link
+from memory.grounding import check_episode, check_link, check_predicate
 from memory.ledger import LedgerEntry, check_entry
 from memory.records import (
     LEVEL_NAMES,
@@ -76,10 +79,11 @@ from memory.rows import (
     reject,
     unpack_json,
 )
+from memory.samem_exchange import SamemImport, SamemLine, samem_lines
 from memory.store import Store
 
 FORMAT = "saga-memory"
-VERSION = 1
+VERSION = 2
 _FETCH = 500
 """Rows held at a time."""
 
@@ -165,6 +169,7 @@ _Line = (
     | _CreditLine
     | _JudgementLine
     | _RejectionLine
+    | SamemLine
     | _End
 )
 _LINE: TypeAdapter[_Line] = TypeAdapter(Annotated[_Line, Field(discriminator="kind")])
@@ -203,28 +208,39 @@ def export_memory(store: Store, path: Path) -> dict[str, int]:
 def _lines(connection: Connection) -> Iterator[tuple[str, str]]:
     """(kind, line) of everything but the end."""
     yield "header", _json({"kind": "header", "format": FORMAT, "version": VERSION})
-    taken = connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq)).all()
-    before = (0, 0, 0)
+    of = schema.snapshots.c
+    # Those of older versions were named in another way: nothing could check them.
+    taken = connection.execute(select(schema.snapshots).where(of.judgements.is_not(None)).order_by(of.seq)).all()
+    before = (0, 0, 0, 0)
     known: set[str] = set()
     for snapshot in [*taken, None]:
-        until = None if snapshot is None else (snapshot.trajectories, snapshot.changes, snapshot.links)
+        until = None if snapshot is None else _marks(snapshot)
         yield from _content(connection, before, until, known)
         if snapshot is not None:
             line = {"kind": "snapshot", "id": snapshot.id, "label": snapshot.label, "time": snapshot.time}
             yield "snapshot", _json(line)
-            before = (snapshot.trajectories, snapshot.changes, snapshot.links)
+            before = _marks(snapshot)
     for row in _rows(connection, select(schema.credits).order_by(schema.credits.c.seq)):
         yield "credit", _json({"kind": "credit", "entry": read_entry(row).__dict__})
-    for row in _rows(connection, select(schema.judgements).order_by(schema.judgements.c.seq)):
-        yield "judgement", _json({"kind": "judgement", "judgement": read_judgement(row).__dict__})
     for row in _rows(connection, select(schema.rejections).order_by(schema.rejections.c.seq)):
         yield "rejection", _json({"kind": "rejection", "rejection": read_rejection(row).__dict__})
+    for kind, line in samem_lines(connection):
+        yield kind, _json(line)
+
+
+_Marks = tuple[int, int, int, int]
+"""The last rows of trajectories, status changes, links and judgements."""
+
+
+def _marks(snapshot: Any) -> _Marks:
+    return snapshot.trajectories, snapshot.changes, snapshot.links, snapshot.judgements
 
 
 def _content(
-    connection: Connection, before: tuple[int, int, int], until: tuple[int, int, int] | None, known: set[str]
+    connection: Connection, before: _Marks, until: _Marks | None, known: set[str]
 ) -> Iterator[tuple[str, str]]:
-    """Trajectories, items with status changes, and links between two marks; ``known``: items written so far."""
+    """Trajectories, items with status changes, links and judgements between two marks; ``known``: items written so
+    far."""
 
     def between(query: Select[Any], column: Any, index: int) -> Iterator[Any]:
         query = query.where(column > before[index]).order_by(column)
@@ -242,6 +258,8 @@ def _content(
         yield "status", _json({"kind": "status", "item": row.item, "change": told.__dict__})
     for row in between(select(schema.links), schema.links.c.seq, 2):
         yield "link", _with_record("link", row.id, row.record)
+    for row in between(select(schema.judgements), schema.judgements.c.seq, 3):
+        yield "judgement", _json({"kind": "judgement", "judgement": read_judgement(row).__dict__})
 
 
 def _rows(connection: Connection, query: Select[Any]) -> Iterator[Any]:
@@ -300,12 +318,15 @@ class _Import:
         self.first = not any(connection.execute(query).scalar_one() for query in counted)
         self.fresh: dict[str, int] = {}  # items that this file brings, with their level
         self.unsupported: set[str] = set()
+        self.enforced: set[str] = set()  # fresh principles with a predicate
+        self.harm: dict[str, dict[str, Any]] = {}  # newest judgement of harm of each of them
         self.pending: tuple[str, AnyItem] | None = None  # an item whose first status is the next line
         self.trajectories: dict[str, Trajectory] = {}  # read and not yet inserted
         self.credits: list[LedgerEntry] = []
         self.ended = False
         self.trajectory = lru_cache(maxsize=256)(lambda id: find_trajectory(connection, id))
         self.item = lru_cache(maxsize=4096)(lambda id: find_item(connection, id))
+        self.samem = SamemImport(connection, self.trajectory, self.added)
 
     def take(self, line: _Line, number: int) -> None:
         if (number == 1) != isinstance(line, _Header):
@@ -348,6 +369,8 @@ class _Import:
                 if line.judgement.item in self.fresh:
                     add_judgement(self.connection, line.judgement)
                     self.added["judgement"] += 1
+                    if line.judgement.kind == "harm" and line.judgement.item in self.enforced:
+                        self.harm[line.judgement.item] = line.judgement.verdict
             case _RejectionLine():
                 if not is_rejected(self.connection, line.rejection):
                     reject(self.connection, line.rejection)
@@ -356,15 +379,24 @@ class _Import:
                 if line.lines != number - 1:
                     raise MemoryRecordError(f"lines: {line.lines}, but {number - 1} are above; export the memory again")
                 self.ended = True
+            case _:
+                self.samem.take(line)
 
     def finish(self) -> None:
         if not self.ended:
             raise MemoryRecordError("the file ends here, without its end line: it was cut; export the memory again")
         self._insert_credits()
+        self.samem.finish()
         if self.unsupported:
             raise MemoryRecordError(
                 f"links: none in the file supports {min(self.unsupported)}; export the memory again"
             )
+        for id in sorted(self.enforced):
+            item = self.item(id)
+            assert item is not None
+            reason = check_predicate(item, self.harm.get(id), self.trajectory)
+            if reason is not None:
+                raise MemoryRecordError(f"{id}: {reason}")
 
     def _insert_trajectories(self) -> None:
         self.added["trajectory"] += insert_trajectories(self.connection, self.trajectories)
@@ -394,6 +426,8 @@ class _Import:
                 self.item.cache_clear()  # it may have been looked for in vain
                 self.fresh[id] = item.level
                 self.unsupported.add(id)
+                if isinstance(item, PrincipleItem) and item.predicate is not None:
+                    self.enforced.add(id)
                 self.added[LEVEL_NAMES[item.level]] += 1
         elif id in self.fresh:
             check_status(self.fresh[id], change.status, id)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 from memory.records import Record
 
@@ -177,9 +178,22 @@ def _candidates(group: list[tuple[str, ...]]) -> list[Pattern]:
     patterns: list[Pattern] = [(first, None)]
     for key in keys:
         patterns += [(first, key, None), (first, None, key), (first, None, key, None)]
+        patterns += [(first, key, other, None) for other in keys]
         patterns += [(first, key, None, other, None) for other in keys]
+        patterns += [(first, None, key, other, None) for other in keys]
         patterns += [(first, None, key, None, other, None) for other in keys]
     return patterns
+
+
+def _joined(pattern: Pattern) -> bool:
+    """Whether fixed words besides the first stand side by side."""
+    return any(one is not None and other is not None for one, other in pairwise(pattern[1:]))
+
+
+def _known(pattern: Pattern, given: Sequence[str], names: Collection[str]) -> bool:
+    """Whether the names ``given`` are known, and do not go on to the left into the words of ``pattern``."""
+    before = [pattern[index - 1] for index, part in enumerate(pattern) if part is None]
+    return all(name in names and f"{word} {name}" not in names for word, name in zip(before, given, strict=True))
 
 
 def _cover(
@@ -194,7 +208,9 @@ def _cover(
         pattern: {
             words: given
             for words in group
-            if (given := _match(pattern, words)) and not any(name.split()[0].isdigit() for name in given)
+            if (given := _match(pattern, words))
+            and not any(name.split()[0].isdigit() for name in given)
+            and (not _joined(pattern) or _known(pattern, given, names))
         }
         for pattern in _candidates(group)
     }
@@ -234,5 +250,10 @@ def _cover(
             chosen, best, used = without, lowest, found
     chosen.sort(key=lambda pattern: (-_fixed(pattern), _text(pattern)))
     covered = {words for pattern in chosen for words in fits[pattern]}
-    constants: list[Pattern] = [words for words in group if words not in covered and counts[" ".join(words)] > 1]
+    left = [words for words in group if words not in covered and counts[" ".join(words)] > 1]
+    named = [words for words in left if words[-1].isdigit() and " ".join(words[1:]) in names]
+    if named:  # one numbered thing was ever used so, and is a thing all the same
+        used |= {" ".join(words[1:]) for words in named}
+        chosen.append((named[0][0], None))
+    constants: list[Pattern] = [words for words in left if words not in named]
     return [*constants, *chosen], used

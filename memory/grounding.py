@@ -5,9 +5,12 @@ Every function returns None, or the reason of the rejection in one line: field, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from memory.records import LEVEL_NAMES, AnyItem, EpisodeItem, Evidence, Link, TraceStep, Trajectory
+from pydantic import ValidationError
+
+from memory.records import LEVEL_NAMES, AnyItem, EpisodeItem, Evidence, Link, PrincipleItem, TraceStep, Trajectory
 
 
 def normalise(text: str) -> str:
@@ -83,6 +86,38 @@ def check_link(
             return f"{where}trajectory: {short(evidence.trajectory)} is not in the memory; add it first"
         if (trajectory.world, trajectory.grammar) != (upper.world, upper.grammar):
             return _other_world(f"{where}trajectory", evidence.trajectory, trajectory, upper)
+        reason = check_evidence(evidence, trajectory)
+        if reason is not None:
+            return where + reason
+    return None
+
+
+def check_predicate(
+    item: AnyItem, harm: Mapping[str, Any] | None, find: Callable[[str], Trajectory | None]
+) -> str | None:
+    """A principle's predicate beside its newest judgement of harm (None: there is none), which must find that violating
+    the principle does harm, and cite (``evidence``) where that can be read. Items without a predicate need none."""
+    if not isinstance(item, PrincipleItem) or item.predicate is None:
+        return None
+    if harm is None:
+        return "predicate: comes without a judgement of harm; add one, or leave the predicate out"
+    if harm.get("harmful") is not True:
+        return "predicate: violating the principle is not judged harmful; leave the predicate out"
+    cited = harm.get("evidence")
+    if not isinstance(cited, list) or not cited:
+        return "predicate: its judgement of harm cites no evidence; cite a step that shows the harm"
+    for number, entry in enumerate(cited):
+        where = f"harm.evidence[{number}]."
+        try:
+            evidence = Evidence.model_validate(entry)
+        except ValidationError as error:
+            first = error.errors()[0]
+            return f"{where}{'.'.join(map(str, first['loc']))}: {first['msg']}; cite trajectory, step and quote"
+        trajectory = find(evidence.trajectory)
+        if trajectory is None:
+            return f"{where}trajectory: {short(evidence.trajectory)} is not in the memory; add it first"
+        if (trajectory.world, trajectory.grammar) != (item.world, item.grammar):
+            return _other_world(f"{where}trajectory", evidence.trajectory, trajectory, item)
         reason = check_evidence(evidence, trajectory)
         if reason is not None:
             return where + reason

@@ -119,6 +119,14 @@ class Memory:
                 self.provenance.add((trajectory.world, trajectory.task))
         return LevelIndex(0, entries, self.embedder)
 
+    def spend(self) -> dict[str, float]:
+        """What instantiation by the builder took until now: ``builder_calls`` (paid), ``builder_cached``,
+        ``builder_tokens_in``, ``builder_tokens_out`` and ``builder_cost``; empty where no builder is asked."""
+        if self.builder is None:
+            return {}
+        spent = self.builder.spend.as_dict()
+        return {f"builder_{name}": spent[name] for name in ("calls", "cached", "tokens_in", "tokens_out", "cost")}
+
     def close(self) -> None:
         """Close the store, the host and the builder's model that it was given."""
         self.store.close()
@@ -127,6 +135,11 @@ class Memory:
         if self.host is not None:
             self.host.close()
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not any(len(index) for index in (self._trial, *(index for index, _ in self._levels.values())))
+
     def guide(self, episode: str, count: Callable[[str], int]) -> Guide:
         """For one episode (see :class:`Guide`)."""
         return Guide(self, episode, count)
@@ -134,7 +147,7 @@ class Memory:
     def search(self, situation: Situation) -> list[Retrieved]:
         """The best items of each level, principles first. Raises EmbeddingFault."""
         levels = [(self._trial, 1), *self._levels.values()]
-        if not any(len(index) for index, _ in levels):
+        if self.empty:
             return []
         vector = self.embedder.embed([query_text(situation)])[0]
         weights = self.settings.retrieval
@@ -259,9 +272,13 @@ class Guide:
         return cut
 
     def _activate(self, made: Instantiation, status: str) -> None:
-        """Let the item block, if it has a predicate that passed its newest audit (a candidate may have had none)."""
+        """Let the item block, if it has a predicate that passed its newest audit (a candidate may have had none), and
+        violating it is judged harmful."""
         item = self._memory.store.item(made.item).item
         if not isinstance(item, PrincipleItem) or item.predicate is None:
+            return
+        harm = self._memory.store.judgements(made.item, "harm")
+        if not harm or harm[-1].verdict.get("harmful") is not True:
             return
         audits = self._memory.store.judgements(made.item, "audit")
         verdict = audits[-1].verdict if audits else {}
@@ -276,12 +293,14 @@ class Guide:
         observation: str,
         step: int,
         admissible: Sequence[str] | None,
+        inventory: Sequence[str] | None = None,
         resample: Callable[[str], Awaitable[str | None]],
     ) -> Regulation | None:
         """Check ``action``, and while it violates a principle have another one proposed, at most ``attempts`` times.
 
         Args:
             observation: what the agent saw before it acted. admissible: None where the world does not list them.
+            inventory: what the agent holds; None where the world does not tell.
             resample: gives the feedback to the agent and returns its next proposal (None: a reply without an action,
                 which does not pass).
 
@@ -296,7 +315,7 @@ class Guide:
         for attempt in range(self.settings.attempts + 1):
             proposed = proposals[-1]
             if proposed is not None:
-                new = await self._check(proposed, attempt, observation, step, admissible)
+                new = await self._check(proposed, attempt, observation, step, admissible, inventory)
                 checks += new
                 violated = [check.item for check in new if check.outcome == "violated"]
                 if not violated:
@@ -308,7 +327,13 @@ class Guide:
         return Regulation(proposals=tuple(proposals), checks=tuple(checks), choice="fallback")
 
     async def _check(
-        self, action: str, attempt: int, observation: str, step: int, admissible: Sequence[str] | None
+        self,
+        action: str,
+        attempt: int,
+        observation: str,
+        step: int,
+        admissible: Sequence[str] | None,
+        inventory: Sequence[str] | None,
     ) -> list[Check]:
         if self.settings.mode == "shuffled":
             return [
@@ -326,6 +351,7 @@ class Guide:
             step=step,
             history=self._history,
             admissible=admissible,
+            inventory=inventory,
         )
         verdicts = await self._memory.host.check(
             {item: active.predicate for item, active in self._active.items()}, context

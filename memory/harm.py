@@ -71,7 +71,7 @@ def judge_harm(finding: Finding, at: Occasions, search: Search, cited: Sequence[
         "p_value": finding.p_value,
         "p_value_corrected": finding.adjusted,
         "tried": dict(search.tried),
-        "cited": [evidence.model_dump(mode="json") for evidence in cited],
+        "evidence": [evidence.model_dump(mode="json") for evidence in cited],
     }
 
 

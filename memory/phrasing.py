@@ -87,7 +87,7 @@ def _guidance(rule: Rule) -> str:
         if requirement.positive:
             return f"write it in one of the forms that the world knows: {forms}"
         if rule.bad == "refused":
-            return f"do not write {forms}: the world knows no such action"
+            return f"do not write {forms}: the world never takes it"
         return f"do not play {forms}"
     if requirement.name == "listed":
         return "choose one of those that are listed as possible"

@@ -52,10 +52,12 @@ CONTEXT: Mapping[str, Type] = {
     "inventory": list_of(text(_NAME), _INVENTORY),
 }
 """What a predicate sees. ``action``: the proposed one; ``verb``: its template, as ``take {0} from {1}``; ``args``: the
-names in its slots. ``admissible``: the actions that the world would accept; empty where it does not list them, cut to
-100 (the proposed one stays). ``step``: number of turns before this one. ``history``: the actions before this one with
-what the world answered, newest last, at most 50; turns without an action are not in it. ``valid``: false where the
-world refused the action. ``inventory``: what the agent holds, where the world tells; else empty."""
+names in its slots. ``admissible``: the actions that the world would accept; empty where the agent is not shown them
+(``agent.show_admissible``), cut to 100 (the proposed one stays). ``step``: number of turns before this one.
+``history``: the actions before this one with what the world answered, newest last, at most 50; turns without an action
+are not in it. ``valid``: false where the world refused the action. ``inventory``: names of what the agent holds, where
+the world tells it unasked (ALFWorld and households do, other worlds and outside rollouts do not);
+else empty, as in the audit on trajectories recorded without it. What was taken stands in ``history`` too."""
 
 Parse = Callable[[str], tuple[str, tuple[str, ...]]]
 """An action's template and arguments, as :meth:`memory.grammar.ActionGrammar.parse` gives them."""
@@ -111,7 +113,7 @@ def make_context(
     step: int = 0,
     history: Sequence[Mapping[str, Any]] = (),
     admissible: Sequence[str] | None = None,
-    inventory: Sequence[str] = (),
+    inventory: Sequence[str] | None = None,
 ) -> Context:
     """The context of a proposed action, every part capped as :data:`CONTEXT` says.
 
@@ -127,7 +129,7 @@ def make_context(
         "task_type": _cut(task_type, _TYPE),
         "step": step,
         "history": list(history[-HISTORY:]),
-        "inventory": [_cut(name, _NAME) for name in inventory[:_INVENTORY]],
+        "inventory": [_cut(name, _NAME) for name in (inventory or ())[:_INVENTORY]],
     }
 
 
@@ -190,6 +192,7 @@ def trajectory_steps(steps: Iterable[TraceStep], parse: Parse, goal: str, task_t
             task_type=task_type,
             step=position,
             admissible=step.admissible,
+            inventory=step.inventory,
         )
         del values["history"]  # grows by what the steps push
         found.append((position, Step(values, history_entry(step.action, parse, step.result, step.valid))))

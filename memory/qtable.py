@@ -130,8 +130,9 @@ class QTable:
         self._embedder = embedder
         self._judge = judge
         self._clusters = Clusters(settings.threshold)
+        self._hash = ContentHash()
+        self._state_by_text: dict[str, int] = {}
         self._by_text: dict[tuple[int, str], int] = {}
-        self._state_vectors: list[Vectors] = []
         self._thought_vectors: list[Vectors | None] = []
         self._lock = threading.Lock()
 
@@ -151,14 +152,9 @@ class QTable:
         barrier = Barrier(self.barriers, max((episode.round for episode in episodes), default=0), len(episodes))
         known = len(self.states)
         visits = [(episode, visit) for episode in episodes for visit in episode.visits]
-        vectors = embed_distinct(self._embedder, [visit.state for _, visit in visits])
-        numbers, founders = self._clusters.assign(vectors) if visits else (np.zeros(0, dtype=np.int64), [])
-        for row in founders:
-            episode, visit = visits[row]
-            self._add_state(Founder(visit.state, episode.trajectory, visit.step, episode.round), vectors[row])
+        states = self._assign_states(visits)
         barrier.steps = len(visits)
-        barrier.matched = int((numbers < known).sum())
-        states = [int(number) for number in numbers]
+        barrier.matched = sum(state < known for state in states)
         thoughts = self._assign_thoughts(visits, states)
         place = 0
         for episode in episodes:
@@ -341,10 +337,25 @@ class QTable:
 
     # ---- states and thoughts
 
-    def _add_state(self, founder: Founder, vector: Vectors) -> None:
+    def _assign_states(self, visits: list[tuple[Experience, Visit]]) -> list[int]:
+        # A founder's own words need no search: no other one is nearer.
+        found = [self._state_by_text.get(visit.state) for _, visit in visits]
+        new = [place for place, state in enumerate(found) if state is None]
+        if new:
+            vectors = embed_distinct(self._embedder, [visits[place][1].state for place in new])
+            numbers, founders = self._clusters.assign(vectors)
+            for row in founders:
+                episode, visit = visits[new[row]]
+                self._add_state(Founder(visit.state, episode.trajectory, visit.step, episode.round))
+            for place, number in zip(new, numbers, strict=True):
+                found[place] = int(number)
+        return [state for state in found if state is not None]
+
+    def _add_state(self, founder: Founder) -> None:
+        self._state_by_text[founder.text] = len(self.states)
         self.states.append(founder)
         self.thoughts_of.append([])
-        self._state_vectors.append(vector)
+        self._hash.state(founder.text)
 
     def _assign_thoughts(self, visits: list[tuple[Experience, Visit]], states: list[int]) -> list[int]:
         if self._by_cosine:
@@ -371,6 +382,7 @@ class QTable:
         self.thoughts_of[state].append(number)
         self._thought_vectors.append(vector)
         self._by_text[state, founder.text] = number
+        self._hash.thought(state, founder.text)
 
     @property
     def _by_cosine(self) -> bool:
@@ -398,6 +410,9 @@ class QTable:
 
     def find_state(self, text: str, first: int | None = None) -> tuple[int | None, float]:
         """The state that a summary joins, and the cosine with its founder; None: it would found one."""
+        number = self._state_by_text.get(text)
+        if number is not None and (first is None or number < first):
+            return number, 1.0  # its own words: no search
         numbers, cosines = self._clusters.nearest(self._embedder.embed([text]), first)
         return (None if numbers[0] < 0 else int(numbers[0])), float(cosines[0])
 
@@ -405,8 +420,8 @@ class QTable:
 
     def restore_states(self, founders: Sequence[Founder], vectors: Vectors) -> None:
         """Add states that were founded before, in their order."""
-        for founder, vector in zip(founders, vectors, strict=True):
-            self._add_state(founder, vector)
+        for founder in founders:
+            self._add_state(founder)
         self._clusters.found(vectors)
 
     def restore_thought(
@@ -434,7 +449,7 @@ class QTable:
 
     def state_vector(self, state: int) -> Vectors:
         """The founder's vector, shape (d,)."""
-        return self._state_vectors[state]
+        return self._clusters.founder(state)
 
     def thought_vector(self, thought: int) -> Vectors | None:
         """The founder's vector, shape (d,); None where thoughts are told apart by their words alone."""
@@ -443,7 +458,36 @@ class QTable:
     def snapshot(self) -> Snapshot:
         """The table as it is now; what is learnt later does not change it."""
         values, visits, forgotten = tuple(self.values), tuple(self.visits), frozenset(self.forgotten)
-        return Snapshot(self, len(self.states), values, visits, forgotten, self.elsewhere, self.episodes)
+        return Snapshot(
+            self, len(self.states), self._hash.founders, values, visits, forgotten, self.elsewhere, self.episodes
+        )
+
+
+class ContentHash:
+    """The hash of the founders of a table, which only ever grow, each kind in the order of its numbers."""
+
+    def __init__(self) -> None:
+        self._states, self._thoughts = hashlib.sha256(), hashlib.sha256()
+
+    def state(self, text: str) -> None:
+        self._states.update(f"{len(text)} {text}\n".encode("utf-8", "surrogatepass"))
+
+    def thought(self, state: int, text: str) -> None:
+        self._thoughts.update(f"{state} {len(text)} {text}\n".encode("utf-8", "surrogatepass"))
+
+    @property
+    def founders(self) -> bytes:
+        return self._states.digest() + self._thoughts.digest()
+
+
+def content_id(founders: bytes, values: Sequence[float], visits: Sequence[int], forgotten: Iterable[int]) -> str:
+    """``q-`` and 16 hex digits of the SHA-256 over a table's founders (see :class:`ContentHash`), values, visits, and
+    what was forgotten: tables of equal content have equal names."""
+    digest = hashlib.sha256(founders)
+    digest.update(np.asarray(values, dtype="<f8").tobytes())
+    digest.update(np.asarray(visits, dtype="<i8").tobytes())
+    digest.update(np.asarray(sorted(forgotten), dtype="<i8").tobytes())
+    return f"q-{digest.hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
@@ -464,10 +508,12 @@ class _Following:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A table between two barriers: what agents read. ``values``, ``visits``: by number of the thought."""
+    """A table between two barriers: what agents read. ``values``, ``visits``: by number of the thought; ``founders``:
+    their hash."""
 
     table: QTable
     states: int
+    founders: bytes
     values: tuple[float, ...]
     visits: tuple[int, ...]
     forgotten: frozenset[int]
@@ -476,15 +522,8 @@ class Snapshot:
 
     @cached_property
     def id(self) -> str:
-        """``q-`` and 16 hex digits of the SHA-256 over states, thoughts, values, visits and what was forgotten."""
-        digest = hashlib.sha256()
-        for state in range(self.states):
-            digest.update(f"s {self.table.states[state].text}\n".encode("utf-8", "surrogatepass"))
-        for thought, (value, visits) in enumerate(zip(self.values, self.visits, strict=True)):
-            text = self.table.thoughts[thought].text
-            line = f"t {self.table.state_of[thought]} {text} {value!r} {visits} {thought in self.forgotten}\n"
-            digest.update(line.encode("utf-8", "surrogatepass"))
-        return f"q-{digest.hexdigest()[:16]}"
+        """The name of its content (see :func:`content_id`)."""
+        return content_id(self.founders, self.values, self.visits, self.forgotten)
 
     def find_state(self, summary: str) -> tuple[int | None, float]:
         """The matching state, None where there is none, and the cosine with the nearest one."""

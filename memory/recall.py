@@ -7,18 +7,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
-from memory.qlearning import best_in_training, best_tried
+from memory.qlearning import best_in_training, best_tried, epsilon_at
 from memory.qtable import Snapshot
 from memory.samem_settings import SamemSettings
+from memory.summary import Words
 from memory.usage import Recall
+
+
+@dataclass(frozen=True)
+class StateMemory:
+    """What the episodes of a phase share: a table between two barriers, the words that its summariser knows, and the
+    settings of its use.
+
+    ``provenance``: (world, task) of the trajectories that the table has learnt from.
+    """
+
+    snapshot: Snapshot
+    words: Words
+    settings: SamemSettings
+    provenance: frozenset[tuple[str, str]] = frozenset()
+
+    def guide(self, key: str, *, training: bool) -> StateGuide:
+        """For one episode (see :class:`StateGuide`). In training epsilon falls with the episodes learnt so far."""
+        own = self.settings
+        epsilon = epsilon_at(self.snapshot.episodes, own.epsilon_start, own.epsilon_end, own.epsilon_episodes)
+        return StateGuide(self.snapshot, own, key, epsilon=epsilon if training else 0.0, training=training)
 
 
 class StateGuide:
     """Recalls thoughts for one episode.
 
     Args:
+        settings: of its use.
         key: of the episode: with the seed it fixes every random choice.
         epsilon: chance of a free choice instead of a recalled thought; 0 in tests.
         training: never-tried thoughts and the optimistic bonus count (see :mod:`memory.qlearning`); a positive value is

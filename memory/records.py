@@ -49,6 +49,8 @@ class TraceStep(Record):
     reward: float = 0.0
     admissible: tuple[str, ...] | None = None
     """The actions that the world would have accepted before this one, where they were recorded."""
+    inventory: tuple[str, ...] | None = None
+    """What the agent held before it acted, where the world told it."""
 
 
 class Trajectory(Record):
@@ -75,7 +77,11 @@ class Trajectory(Record):
 
     @property
     def id(self) -> str:
-        return record_id("t", self.model_dump(mode="json", exclude={"round", "note"}))
+        content = self.model_dump(mode="json", exclude={"round", "note"})
+        for step in content["steps"]:
+            if step["inventory"] is None:  # ids are those of before there was such a field
+                del step["inventory"]
+        return record_id("t", content)
 
 
 class Evidence(Record):

@@ -26,6 +26,9 @@ from memory.records import ITEM_TYPES, LEVEL_NAMES, AnyItem, Link, MemoryRecordE
 JSON: TypeAlias = JsonValue
 JudgementKind = Literal["audit", "validation", "harm"]
 
+_DECISIONS = {"audit": "decision", "harm": "harmful"}
+"""Kinds of judgements that decide whether a predicate acts, and the field of the verdict that says so."""
+
 CHUNK = 500
 """Rows a statement takes or gives: bounds memory, and the number of parameters."""
 
@@ -67,7 +70,8 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """``trajectories``, ``links``, ``changes``: the last row of each table that it covers."""
+    """``trajectories`` to ``judgements``: the last row of each table that it covers. ``judgements`` None: of a version
+    in which a name told nothing of judgements."""
 
     id: str
     label: str
@@ -75,6 +79,7 @@ class Snapshot:
     trajectories: int
     links: int
     changes: int
+    judgements: int | None
 
 
 @dataclass(frozen=True)
@@ -300,10 +305,10 @@ def present(connection: Connection, label: str = "") -> Snapshot:
     """The present content as a snapshot that is not kept yet."""
     marks = [
         connection.execute(select(func.coalesce(func.max(table.c.seq), 0))).scalar_one()
-        for table in (schema.trajectories, schema.links, schema.changes)
+        for table in (schema.trajectories, schema.links, schema.changes, schema.judgements)
     ]
     last = connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq.desc()).limit(1)).first()
-    if last is not None and marks == [last.trajectories, last.links, last.changes]:
+    if last is not None and marks == [last.trajectories, last.links, last.changes, last.judgements]:
         id = str(last.id)  # nothing was written since
     else:
         id = _content_hash(connection)
@@ -342,7 +347,7 @@ def read_rejection(row: Row[Any]) -> Rejection:
     return Rejection(row.id, row.kind, row.reason, json.loads(row.record), row.times, row.time)
 
 
-def where_in(connection: Connection, query: Select[Any], column: Any, values: Sequence[str]) -> Iterator[Row[Any]]:
+def where_in(connection: Connection, query: Select[Any], column: Any, values: Sequence[Any]) -> Iterator[Row[Any]]:
     for batch in chunks(values):
         yield from connection.execute(query.where(column.in_(batch)))
 
@@ -371,4 +376,10 @@ def _content_hash(connection: Connection) -> str:
     ):
         for line in sorted(" ".join(row) for row in connection.execute(query)):
             digest.update(line.encode() + b"\n")
+    of = schema.judgements.c
+    decided: dict[tuple[str, str], object] = {}
+    for row in connection.execute(select(schema.judgements).where(of.kind.in_(_DECISIONS)).order_by(of.seq)):
+        decided[row.item, row.kind] = json.loads(row.verdict).get(_DECISIONS[row.kind])
+    for (item, kind), decision in sorted(decided.items()):
+        digest.update(f"{item} {kind} {json.dumps(decision)}\n".encode())
     return f"s-{digest.hexdigest()[:16]}"

@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from memory.builder_settings import LanguageModelSettings
 from memory.settings import EmbedderSettings, Settings
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
-IDENTITY = ("state_key", "store", "threshold", "thought_threshold", "embedder")
+IDENTITY = ("state_key", "store", "lifted", "threshold", "thought_threshold", "embedder")
 """The settings that say what a state and a thought are: a table is learnt, and used, with one choice of them."""
 
 
@@ -27,6 +28,9 @@ class SamemSettings(Settings):
     seen now, without what was done; ``task``, the task alone."""
     store: Literal["thought", "action"] = "thought"
     """What is valued in a state: the agent's thoughts, or the actions as they were played."""
+    lifted: bool = False
+    """The valued thoughts are not those that were written, but the actions with roles for names (``store: action``: the
+    actions as they are), and where the admissible ones are recorded, these are the agent's options."""
     threshold: Cosine = 0.85
     """A summary whose cosine with the nearest state is at least this joins it; else it founds a new state."""
     thought_threshold: Cosine = 0.85
@@ -63,7 +67,8 @@ class SamemSettings(Settings):
     when one is learnt. 0: none."""
 
     recall: Literal["replace", "hint"] = "replace"
-    """``replace``: the recalled thought takes the place of the agent's own. ``hint``: it is shown, the agent thinks."""
+    """``replace``: the recalled thought takes the place of the agent's own (``store: action``: the recalled action is
+    played). ``hint``: it is shown, the agent thinks."""
     positive_only: bool = False
     """Recall only thoughts of a value above ``initial`` (of positive value, where that is 0): where nothing good is
     known, the agent thinks for itself."""
@@ -79,6 +84,8 @@ class SamemSettings(Settings):
     state without a reward is, with gamma below 1, never better than the best other thought there."""
     judge: Literal["offline", "model", "none"] = "offline"
     """Who judges: the rule of :mod:`memory.forgetting`, a language model, or nobody (nothing is forgotten)."""
+    model: LanguageModelSettings | None = None
+    """The one that judges with ``judge: model``."""
 
     @model_validator(mode="after")
     def _epsilon_falls(self) -> SamemSettings:

@@ -9,14 +9,15 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, case, delete, func, insert, select, update
 
 from memory import schema
 from memory.embedding import Embedder, Vectors
 from memory.forgetting import Judge, Verdict
+from memory.listing import Page
 from memory.qtable import Barrier, Founder, QTable, Update
 from memory.records import MemoryRecordError
-from memory.rows import chunks, now, storable
+from memory.rows import chunks, now, storable, where_in
 from memory.samem_settings import SamemSettings
 from memory.store import Store
 from memory.summary import Words
@@ -168,6 +169,135 @@ def read_updates(
         return [Update(**row._mapping) for row in connection.execute(query)][::-1]
 
 
+def table_provenance(store: Store, name: str = DEFAULT_NAME) -> frozenset[tuple[str, str]]:
+    """(world, task) of the trajectories that the table has learnt from."""
+    of = schema.trajectories.c
+    query = (
+        select(of.world, of.task)
+        .distinct()
+        .join(schema.updates, schema.updates.c.trajectory == of.id)
+        .join(schema.qtables, schema.qtables.c.id == schema.updates.c.qtable)
+        .where(schema.qtables.c.name == name)
+    )
+    with store.engine.connect() as connection:
+        return frozenset((row.world, row.task) for row in connection.execute(query))
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """A state in a list. ``visits``: of all its thoughts; ``best``: their highest value; None: none was tried."""
+
+    number: int
+    founder: Founder
+    thoughts: int
+    visits: int
+    best: float | None
+
+
+@dataclass(frozen=True)
+class KeptThought:
+    """A thought of a state as the table has it now. ``verdict``: its last one."""
+
+    number: int
+    founder: Founder
+    value: float
+    visits: int
+    trials: int
+    led_on: int
+    forgotten: bool
+    verdict: Verdict | None
+
+
+def list_states(
+    store: Store, name: str = DEFAULT_NAME, words: str = "", *, offset: int = 0, limit: int = 50
+) -> Page[KeptState]:
+    """States, the most visited first; each of ``words`` must occur in a state's summary."""
+    of, thought = schema.states.c, schema.thoughts.c
+    tried = case((thought.visits > 0, case((thought.forgotten.is_(False), thought.value))))
+    query = (
+        select(
+            of.number, of.text, of.trajectory, of.step, of.round,
+            func.count(thought.number).label("thoughts"),
+            func.coalesce(func.sum(thought.visits), 0).label("visits"),
+            func.max(tried).label("best"),
+        )
+        .join(schema.qtables, schema.qtables.c.id == of.qtable)
+        .outerjoin(schema.thoughts, (thought.qtable == of.qtable) & (thought.state == of.number))
+        .where(schema.qtables.c.name == name)
+        .group_by(of.number, of.text, of.trajectory, of.step, of.round)
+    )  # fmt: skip
+    for word in words.split():
+        query = query.where(of.text.icontains(word, autoescape=True))
+    with store.engine.connect() as connection:
+        total = connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
+        rows = connection.execute(
+            query.order_by(func.coalesce(func.sum(thought.visits), 0).desc(), of.number).offset(offset).limit(limit)
+        )
+        return Page(
+            [KeptState(row.number, _kept_founder(row), row.thoughts, row.visits, row.best) for row in rows], total
+        )
+
+
+def read_state(store: Store, name: str, state: int) -> tuple[Founder, list[KeptThought]]:
+    """A state and its thoughts, the highest value first, forgotten ones last; no embedder is needed.
+
+    Raises:
+        MemoryRecordError: no such table or state.
+    """
+    with store.engine.connect() as connection:
+        kept = connection.execute(select(schema.qtables.c.id).where(schema.qtables.c.name == name)).scalar()
+        of = schema.states.c
+        found = connection.execute(select(schema.states).where(of.qtable == kept, of.number == state)).first()
+        if found is None:
+            raise MemoryRecordError(
+                f"state: {state} is not in table {name!r}; `saga samem policy` lists those there are"
+            )
+        mine, verdict = schema.thoughts.c, schema.verdicts.c
+        rows = connection.execute(select(schema.thoughts).where(mine.qtable == kept, mine.state == state)).all()
+        verdicts = {
+            row.thought: _verdict(row)
+            for row in where_in(
+                connection,
+                select(schema.verdicts).where(verdict.qtable == kept).order_by(verdict.seq),
+                verdict.thought,
+                [row.number for row in rows],
+            )
+        }
+    thoughts = [
+        KeptThought(
+            row.number, _kept_founder(row), row.value, row.visits, row.trials, row.led_on, row.forgotten,
+            verdicts.get(row.number),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return _kept_founder(found), sorted(thoughts, key=lambda one: (one.forgotten, -one.value, one.number))
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What a step of a trajectory taught a table: an update, and the state and the words of its thought."""
+
+    table: str
+    state: int
+    thought: str
+    update: Update
+
+
+def learnt_from(store: Store, trajectory: str) -> list[Learnt]:
+    """What the tables learnt from a trajectory, in the order in which it was learnt."""
+    of, thought = schema.updates.c, schema.thoughts.c
+    query = (
+        select(of.thought, of.trajectory, of.step, of.reward, of.target, of.before, of.after)
+        .add_columns(schema.qtables.c.name, thought.state, thought.text)
+        .join(schema.qtables, schema.qtables.c.id == of.qtable)
+        .join(schema.thoughts, (thought.qtable == of.qtable) & (thought.number == of.thought))
+        .where(of.trajectory == trajectory)
+        .order_by(of.seq)
+    )
+    with store.engine.connect() as connection:
+        return [Learnt(row.name, row.state, row.text, Update(*row[:7])) for row in connection.execute(query)]
+
+
 def learnt_trajectories(store: Store, name: str = DEFAULT_NAME) -> set[str]:
     """Ids of the trajectories that the table has learnt from."""
     of = schema.updates.c
@@ -243,6 +373,10 @@ def _read_thoughts(connection: Connection, key: int, table: QTable) -> None:
             led_on=row.led_on,
             forgotten=row.forgotten,
         )
+
+
+def _kept_founder(row: Row) -> Founder:
+    return Founder(row.text, row.trajectory, row.step, row.round)
 
 
 def _founder(founder: Founder) -> dict[str, object]:

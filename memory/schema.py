@@ -38,7 +38,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from memory.records import MemoryRecordError
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest revision in ``memory/migrations/versions``."""
 
 VERSION_TABLE = "memory_version"
@@ -167,6 +167,7 @@ snapshots = Table(
     Column("trajectories", _Seq, nullable=False),
     Column("links", _Seq, nullable=False),
     Column("changes", _Seq, nullable=False),
+    Column("judgements", _Seq),  # None: made before names told of judgements
     UniqueConstraint("id", "label", name="memory_snapshot_once"),
 )
 
@@ -283,6 +284,12 @@ def memory_url(where: str | Path) -> str:
     if path.is_dir():
         path /= "memory.db"
     return f"sqlite:///{path.resolve()}"
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of an SQLite URL; None: it is PostgreSQL's. Raises MemoryRecordError: neither of them."""
+    parsed = _parse(url)
+    return Path(str(parsed.database)) if parsed.drivername == "sqlite" else None
 
 
 def open_engine(url: str, *, create: bool) -> Engine:

@@ -61,7 +61,8 @@ class MemorySettings(Settings):
     """How an agent uses the memory."""
 
     store: str | None = None
-    """``sqlite:///path/memory.db`` or a PostgreSQL URL; None: ``memory.db`` in the run's folder."""
+    """``sqlite:///path/memory.db`` or a PostgreSQL URL; None: ``memory.db`` in the run's folder.
+    A run that learns goes on with a copy of it there, and never writes to it."""
     mode: Mode = "full"
     """``full``: plan, retrieve, instantiate, regulate. ``direct``: principles as they are, not instantiated.
     ``trajectory``: raw trajectories alone. ``shuffled``: the control of ``full``, with words shuffled and checks fired

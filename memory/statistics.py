@@ -66,11 +66,23 @@ class Effect:
 
 
 def paired_effect(
-    before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]], samples: int = 50_000, seed: int = 0
+    before: Mapping[str, Sequence[float]],
+    after: Mapping[str, Sequence[float]],
+    samples: int = 50_000,
+    seed: int = 0,
+    *,
+    pseudo: float = 0.0,
 ) -> Effect:
     """Mean difference ``after`` - ``before``, paired by item, for few items: expanded percentile bootstrap.
 
     ``p`` is the level at which the interval would end at zero.
+
+    Args:
+        pseudo: above 0, two made-up items that differ by plus and minus so much are resampled along (``difference`` and
+            ``n`` are without them). Where few items differ, resamples of these alone know nothing of rarer differences:
+            24 items that all came out equal would have the interval 0 to 0. For single samples that are 0 or 1 and
+            ``pseudo`` 1 this is Bonett and Price's (2012) remedy; with k samples an item, 1 / k is one sample more won
+            and one more lost.
 
     Raises:
         ValueError: the items differ, or there are fewer than two.
@@ -79,15 +91,19 @@ def paired_effect(
     n = len(differences)
     if n < 2:
         raise ValueError("one item; a paired effect needs two at least")
+    mean = float(differences.mean())
+    if pseudo:
+        differences = np.append(differences, [pseudo, -pseudo])
+    units = len(differences)
     means = np.sort(_resampled_means(differences, samples, seed))
-    tail = expanded_tail(n)
+    tail = expanded_tail(units)
     low, high = np.quantile(means, [tail, 1 - tail])
     # Means equal to zero count on both sides, and the observed one among the resampled ones.
     below = (1 + np.searchsorted(means, 1e-12, side="right")) / (samples + 1)
     above = (1 + samples - np.searchsorted(means, -1e-12, side="left")) / (samples + 1)
     share = min(below, above, 0.5)
-    p = 2 * student_tail(-_NORMAL.inv_cdf(share) / math.sqrt(n / (n - 1)), n - 1)
-    return Effect(float(differences.mean()), float(low), float(high), p, n)
+    p = 2 * student_tail(-_NORMAL.inv_cdf(share) / math.sqrt(units / (units - 1)), units - 1)
+    return Effect(mean, min(mean, float(low)), max(mean, float(high)), p, n)
 
 
 def expanded_tail(n: int) -> float:

@@ -7,7 +7,7 @@ change, and keep their history.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Table, case, func, select
 
 from memory import schema
-from memory.grounding import check_episode, check_link
+from memory.grounding import check_episode, check_link, check_predicate
 from memory.ledger import Ledger, LedgerEntry, check_entry
 from memory.records import ITEM_TYPES, LEVEL_NAMES, AnyItem, EpisodeItem, Link, MemoryRecordError, Status, Trajectory
 from memory.rows import (
@@ -192,15 +192,28 @@ class Store:
 
     # ---- levels 1 to 3
 
-    def write(self, items: Sequence[AnyItem], links: Sequence[Link]) -> WriteReport:
+    def write(
+        self,
+        items: Sequence[AnyItem],
+        links: Sequence[Link],
+        harm: Mapping[str, dict[str, JSON]] | None = None,
+    ) -> WriteReport:
         """Add items and links, each only if its evidence holds (:mod:`memory.grounding`).
 
         A new item enters as ``candidate``, and only with a valid supporting link from the level below, in this call.
         An item that is known stays as it is, and takes new links. All of it is one transaction.
+
+        Args:
+            harm: item id -> whether violating it does harm; recorded as a judgement of each item that is new. A
+                principle with a predicate is taken only if it is judged harmful, with evidence that holds.
+
+        Raises:
+            MemoryRecordError: a verdict that is no JSON.
         """
         report = WriteReport()
         with schema.writing(self.engine) as connection:
-            _Write(connection, report).run({item.id: item for item in items}, {link.id: link for link in links})
+            write = _Write(connection, report, harm or {})
+            write.run({item.id: item for item in items}, {link.id: link for link in links})
         return report
 
     def item(self, id: str) -> Stored:
@@ -267,10 +280,11 @@ class Store:
         upper: str | None = None,
         relation: Relation | None = None,
         limit: int | None = None,
+        offset: int = 0,
     ) -> list[Link]:
-        """In insertion order, at most ``limit``; all links where neither end is named."""
+        """In insertion order, at most ``limit`` from number ``offset`` on; all links where neither end is named."""
         of = schema.links.c
-        query = select(of.record).order_by(of.seq).limit(limit)
+        query = select(of.record).order_by(of.seq).limit(limit).offset(offset)
         for column, value in ((of.lower, lower), (of.upper, upper), (of.relation, relation)):
             if value is not None:
                 query = query.where(column == value)
@@ -364,8 +378,10 @@ class Store:
     # ---- snapshots and provenance
 
     def snapshot(self, label: str = "") -> str:
-        """Name the present content: ``s-`` and 16 hex digits of the SHA-256 over the sorted ids of trajectories and
-        links and the sorted (id, status) of items. Equal contents have equal names, in any store."""
+        """Name the present content: ``s-`` and 16 hex digits of the SHA-256 over what decides which item is shown and
+        which blocks: the sorted ids of trajectories and links, the sorted (id, status) of items, and the sorted (id,
+        kind, decision) of their newest audits and judgements of harm. Counts, which grow with every episode, are not in
+        it. Equal contents have equal names, in any store."""
         with schema.writing(self.engine) as connection:
             found = present(connection, storable(label))
             keep_snapshot(connection, found)
@@ -375,7 +391,10 @@ class Store:
         """Oldest first; one of equal content under another label comes again."""
         with self.engine.connect() as connection:
             rows = connection.execute(select(schema.snapshots).order_by(schema.snapshots.c.seq))
-            return [Snapshot(row.id, row.label, row.time, row.trajectories, row.links, row.changes) for row in rows]
+            return [
+                Snapshot(row.id, row.label, row.time, row.trajectories, row.links, row.changes, row.judgements)
+                for row in rows
+            ]
 
     def statuses(self, snapshot: Snapshot | None = None) -> dict[str, Status]:
         """Every item's status at a snapshot; None: now."""
@@ -467,9 +486,10 @@ class Store:
 class _Write:
     """One call of :meth:`Store.write`: what is known, what was accepted so far."""
 
-    def __init__(self, connection: Connection, report: WriteReport) -> None:
+    def __init__(self, connection: Connection, report: WriteReport, harm: Mapping[str, dict[str, JSON]]) -> None:
         self.connection = connection
         self.report = report
+        self.harm = harm
         self.known: dict[str, AnyItem] = {}
         self.find = lru_cache(maxsize=256)(lambda id: find_trajectory(connection, id))
 
@@ -503,7 +523,11 @@ class _Write:
         if reason is None and not any(reasons[link] is None and own[link].relation == "supports" for link in own):
             reason = f"links: none that holds supports it from the {LEVEL_NAMES[item.level - 1]} level; cite what does"
         if reason is None:
+            reason = check_predicate(item, self.harm.get(id), self.find)
+        if reason is None:
             insert_item(self.connection, id, item, StatusChange("candidate", "built", item.round, now()))
+            if id in self.harm:
+                add_judgement(self.connection, Judgement(id, "harm", self.harm[id], item.round, now()))
             self.known[id] = item
             self.report.accepted.append(id)
         else:

@@ -24,7 +24,7 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from memory.grammar import ActionGrammar, kind
-from memory.records import Record, Trajectory
+from memory.records import Record, TraceStep, Trajectory
 
 StateKey = Literal["state", "scene", "task"]
 
@@ -56,7 +56,7 @@ class Words(Record):
 
     @classmethod
     def learn(cls, trajectories: Sequence[Trajectory]) -> Words:
-        """From the actions that were played, and those that could have been, where they were recorded.
+        """From the actions that were played and not refused, and those that could have been, where they were recorded.
 
         A name is a word with a number, or what stands in a slot of the actions' grammar.
         """
@@ -67,7 +67,7 @@ class Words(Record):
             texts.add(trajectory.goal)
             for step in trajectory.steps:
                 texts |= {step.observation, step.result}
-                actions += [step.action] if step.action else []
+                actions += _accepted(step)
                 offered.update(step.admissible or ())
         grammar = ActionGrammar.fit([*actions, *sorted(offered)], texts)
         named = {name for action in {*actions, *offered} for name in grammar.parse(action)[1]}
@@ -79,12 +79,12 @@ class Words(Record):
             if not trajectory.steps:
                 continue
             fixtures = found.fixtures(trajectory.steps[0].observation, trajectory.goal)
-            possible = {action for step in trajectory.steps for action in (step.action, *(step.admissible or ()))}
-            for action in possible - {None}:
-                names = found.names_in(str(action))
+            possible = {action for step in trajectory.steps for action in (*_accepted(step), *(step.admissible or ()))}
+            for action in possible:
+                names = found.names_in(action)
                 fixed = [name for name in names if name in fixtures]
                 group = forms if fixed else uses
-                group.update((kind(name), found.form(str(action), name)) for name in fixed or names)
+                group.update((kind(name), found.form(action, name)) for name in fixed or names)
         return found.model_copy(update={"forms": tuple(sorted(forms)), "uses": tuple(sorted(uses))})
 
     def joined(self, other: Words) -> Words:
@@ -140,6 +140,11 @@ class Words(Record):
         return list(dict.fromkeys(self.pattern.findall(text)))
 
 
+def _accepted(step: TraceStep) -> list[str]:
+    """Its action, unless the world refused it: a language model makes up actions that there are not."""
+    return [step.action] if step.action and step.valid is not False else []
+
+
 def _shared_by_few(forms: Sequence[tuple[str, str]], share: float) -> dict[str, set[str]]:
     """The kinds of each form that at most this share of all kinds, and at least one, has."""
     owners: dict[str, set[str]] = {}
@@ -186,9 +191,7 @@ class Tracker:
         # What this world named so far counts as well, so that a task's words are names before anyone acted on them.
         kinds = list(dict.fromkeys(kind(name) for name in self.words.joined(own).names_in(self.goal)))
         self._letters = dict(zip(reversed(kinds), _LETTERS, strict=False))
-        self._task = self.goal.rstrip(". ")
-        for name, letter in self._letters.items():
-            self._task = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", letter, self._task)
+        self._task = self.lettered(self.goal.rstrip(". "))
         self._acts = sorted(set(re.findall(r"\w+", self._task)) & self.words.verbs - FUNCTION_WORDS)
 
     def played(self, action: str | None, result: str, valid: bool | None) -> None:
@@ -327,11 +330,18 @@ class Tracker:
             parts.append("Last action refused")
         return ". ".join(parts)
 
-    def named(self, summary: str) -> str:
-        """``summary`` with the kinds of things instead of their letters."""
+    def lettered(self, text: str) -> str:
+        """``text`` with the letters of the things that the task names, as a summary has them: what was thought of one
+        thing then holds for another. Other names stay."""
+        for name, letter in self._letters.items():
+            text = re.sub(rf"(?<!\w){re.escape(name)}(?: \d+)?(?!\w)", letter, text)
+        return text
+
+    def named(self, text: str) -> str:
+        """``text`` with the kinds of things instead of their letters."""
         kinds = {letter: name for name, letter in self._letters.items()}
         kinds[ACT] = self._acts[0] if self._acts else ACT
-        return re.sub(rf"\b(?:[{_LETTERS}]|{ACT})\b", lambda found: kinds.get(found[0], found[0]), summary)
+        return re.sub(rf"\b(?:[{_LETTERS}]|{ACT})\b", lambda found: kinds.get(found[0], found[0]), text)
 
     def _at_hand(self, admissible: Sequence[str]) -> list[str]:
         """The lifted actions on nothing but things that the task names, other than what is carried anyway."""
@@ -378,9 +388,11 @@ def situation(summary: str) -> str:
 
 @dataclass(frozen=True)
 class Condensed:
-    """Of each step of a trajectory: the state, the action with roles for names, and so the actions at hand."""
+    """Of each step of a trajectory: the state, the written thought with letters for the task's things, the action with
+    roles for names, and so the actions at hand."""
 
     states: tuple[str, ...]
+    thoughts: tuple[str, ...]
     lifted: tuple[str, ...]
     options: tuple[tuple[str, ...], ...]
 
@@ -393,11 +405,12 @@ def condense(trajectory: Trajectory, words: Words, key: StateKey, *, lift: bool)
     """
     first = trajectory.steps[0].observation if trajectory.steps else ""
     tracker = Tracker(words, trajectory.goal, first, key)
-    states, lifted, options = [], [], []
+    states, thoughts, lifted, options = [], [], [], []
     for step in trajectory.steps:
         states.append(tracker.summary(step.admissible))
+        thoughts.append(tracker.lettered(step.thought))
         change = tracker.lift if lift else str
         lifted.append(change(step.action) if step.action else "")
         options.append(tuple(dict.fromkeys(change(action) for action in step.admissible or ())))
         tracker.played(step.action, step.result, step.valid)
-    return Condensed(tuple(states), tuple(lifted), tuple(options))
+    return Condensed(tuple(states), tuple(thoughts), tuple(lifted), tuple(options))

@@ -85,13 +85,15 @@ class Recall(Record):
 
     ``state``: number of the matching state, None where there was none; ``similarity``: cosine with the nearest one.
     ``thought``: "": nothing was recalled, because nothing was known or because the agent was to explore
-    (``explored``). ``followed``: whether the agent's thought was the recalled one; None: nothing was recalled.
+    (``explored``). ``shown``: the words of it that the prompt held, "" where there is no prompt. ``followed``: whether
+    the agent's thought was the recalled one; None: nothing was recalled.
     """
 
     snapshot: str
     state: int | None = None
     similarity: float = 0.0
     thought: str = ""
+    shown: str = ""
     value: float = 0.0
     visits: int = 0
     mode: Literal["replace", "hint"] = "replace"

@@ -8,7 +8,6 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from train.config import GrpoConfig
-from train.metrics import repeats
 from train.trajectory import Episode
 
 STD_EPSILON = 1e-4
@@ -17,16 +16,9 @@ STD_EPSILON = 1e-4
 Baseline = Literal["mean", "leave_one_out"]
 
 
-def penalised_rewards(episode: Episode, invalid_penalty: float, repeat_penalty: float = 0.0) -> list[float]:
-    """The environment's reward of each step, less what the step wasted.
-
-    That is ``invalid_penalty`` where the action was invalid or malformed, ``repeat_penalty`` where it repeats an
-    earlier one that the world answered just the same, and the larger of them where it is both.
-    """
-    return [
-        step.reward - max(invalid_penalty * (not step.valid), repeat_penalty * repeated)
-        for step, repeated in zip(episode.steps, repeats(episode), strict=True)
-    ]
+def penalised_rewards(episode: Episode, invalid_penalty: float) -> list[float]:
+    """The environment's reward of each step, less ``invalid_penalty`` where the action was invalid or malformed."""
+    return [step.reward - invalid_penalty * (not step.valid) for step in episode.steps]
 
 
 def discounted_returns(rewards: Sequence[float], gamma: float) -> list[float]:
@@ -90,7 +82,7 @@ def token_advantages(episodes: Sequence[Episode], settings: GrpoConfig) -> list[
     That of the episode (its undiscounted return in the group) plus ``step_weight`` (omega) times that of the step
     (GiGPO); with omega 0 it is GRPO. The anchor of a step is its ``state``, else its exact observation.
     """
-    rewards = [penalised_rewards(episode, settings.invalid_penalty, settings.repeat_penalty) for episode in episodes]
+    rewards = [penalised_rewards(episode, settings.invalid_penalty) for episode in episodes]
     of_episodes = group_advantages(
         [sum(values) for values in rewards], normalise_std=settings.normalise_std, baseline=settings.baseline
     )

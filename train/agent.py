@@ -21,16 +21,21 @@ from train.config import AgentConfig
 from train.conversation import Conversation
 from train.prompts import (
     MALFORMED,
+    NOTE_REQUEST,
     PLAN_REQUEST,
     admissible_suffix,
     memory_suffix,
+    note_prompt,
+    notes_suffix,
     parse_reply,
     plan_prompt,
     reply_text,
     system_prompt,
     thin,
+    transcript,
 )
-from train.tokens import TokenCodec
+from train.recaller import Look, Recaller
+from train.tokens import Codec
 from train.trajectory import Context, Episode, Role, Step
 
 if TYPE_CHECKING:
@@ -39,18 +44,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """One episode to play. ``id`` is unique in its run: ``<phase>/<number>``; ``group`` joins rollouts of one start."""
+    """One episode to play. ``id`` is unique in its run: ``<phase>/<number>``; ``group`` joins those to compare.
+
+    ``guided``: whether memory and table, where there are any, have a part in it. ``earlier``: the lost tries of the
+    same start that this one follows, oldest first.
+    """
 
     id: str
     phase: str
     task: Task
     seed: int
     group: str = ""
+    guided: bool = True
+    earlier: tuple[Episode, ...] = ()
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a player said: raw text, and the thought and action parsed from it (action None: malformed)."""
+    """What a player said: raw text, and the thought and action parsed from it (action None: malformed).
+
+    ``note``: what it wrote before its first turn on the try before (see :class:`Job`).
+    """
 
     text: str
     thought: str | None
@@ -60,6 +74,8 @@ class Turn:
     tokens_out: int = 0
     regulation: Regulation | None = None
     recall: Recall | None = None
+    state: str = ""
+    note: str = ""
 
 
 class Player(Protocol):
@@ -125,7 +141,7 @@ async def play_episode(pool: EnvPool, player: Player, job: Job, max_steps: int) 
 
 
 async def _turn(player: Player, session: Session, result: StepResult, episode: Episode) -> StepResult:
-    """One step of the loop. State summary and recall belong before ``act``."""
+    """One step of the loop."""
     index = len(episode.steps)
     turn = await player.act(session, result, index)
     episode.tokens_in += turn.tokens_in
@@ -146,9 +162,12 @@ async def _turn(player: Player, session: Session, result: StepResult, episode: E
             score=after.score,
             done=after.done,
             result=after.observation,
+            inventory=result.inventory,
             admissible=turn.admissible,
             regulation=turn.regulation,
             recall=turn.recall,
+            state=turn.state,
+            note=turn.note,
         )
     )
     return after
@@ -162,7 +181,7 @@ async def _timed(episode: Episode, call):  # type: ignore[no-untyped-def]
         episode.env_seconds += time.perf_counter() - started
 
 
-PLAN_TURN, INSTANTIATION_TURN = -1, -2
+PLAN_TURN, INSTANTIATION_TURN, NOTE_TURN = -1, -2, -3
 """Turns of :func:`call_seed` for the calls before the first action."""
 
 
@@ -172,13 +191,23 @@ def call_seed(run_seed: int, episode_id: str, turn: int, attempt: int = 0) -> in
     return int.from_bytes(digest[:4], "big") >> 1
 
 
+RECALLED = "recalled"
+"""Who wrote an action that was recalled (see :class:`~train.trajectory.Span`)."""
+
+
 class PolicyPlayer:
     """The language model under training: an append-only dialogue of observations and replies.
+
+    After lost tries of the same start it writes a note on the last one first, and is shown all notes (Reflexion; Shinn
+    et al. 2023).
 
     With a ``guide`` it writes a plan and instantiates principles first, where the settings say so, each in a context of
     its own; what the guide has to show stands after the first observation. An action that the guide objects to is
     sampled again with the principle as feedback; when no attempt passes, the original is played and the attempts are
     dropped from the dialogue.
+
+    With a ``recaller`` each reply may begin with a recalled thought, or be a recalled action, none of which is trained;
+    or the thought is shown with the observation. A reply that is sampled again is the policy's own.
     """
 
     agent = "policy"
@@ -186,12 +215,13 @@ class PolicyPlayer:
     def __init__(
         self,
         model: ChatModel,
-        codec: TokenCodec,
+        codec: Codec,
         job: Job,
         config: AgentConfig,
         temperature: float,
         run_seed: int,
         guide: Guide | None = None,
+        recaller: Recaller | None = None,
     ) -> None:
         self.model = model.name
         self.adapter = model.adapter
@@ -202,6 +232,7 @@ class PolicyPlayer:
         self._temperature = temperature
         self._run_seed = run_seed
         self._guide = guide
+        self._recaller = recaller
         self._conversation = start_conversation(codec, job.task.env, config)
         self._before: list[Context] = []  # of the plan and the instantiations
         self._last_action: str | None = None
@@ -216,17 +247,18 @@ class PolicyPlayer:
     async def act(self, session: Session, result: StepResult, step: int) -> Turn:
         self._tokens_in = self._tokens_out = 0
         admissible = await listed_actions(session, self._config)
-        hint = ""
+        hint = note = ""
+        if step == 0:
+            notes, note = await self._notes()
+            hint = notes_suffix(notes)
         if self._guide is not None:
             if step == 0:
-                hint = memory_suffix(await self._open(self._guide, result))
+                hint += memory_suffix(await self._open(self._guide, result))
             elif self._last_action is not None:
                 self._guide.played(self._last_action, result.observation, result.valid)
-        try:
-            prompt = self._conversation.user(result.observation, hint + admissible_suffix(admissible))
-        except ValueError as error:
-            raise ModelFault(str(error)) from None
-        replies = [await self._reply(prompt, step, 0)]
+        look = await self._look(result, admissible)
+        suffix = hint + look.hint + admissible_suffix(admissible)
+        replies = [await self._first_reply(result.observation, suffix, look, step)]
         thought, action = parse_reply(replies[0])
         regulation = None
 
@@ -240,7 +272,12 @@ class PolicyPlayer:
 
         if self._guide is not None and action is not None:
             regulation = await self._guide.regulate(
-                action, observation=result.observation, step=step, admissible=admissible, resample=resample
+                action,
+                observation=result.observation,
+                step=step,
+                admissible=admissible,
+                inventory=result.inventory,
+                resample=resample,
             )
             if regulation is not None:
                 if regulation.choice == "fallback":
@@ -248,7 +285,37 @@ class PolicyPlayer:
                 thought, action = parse_reply(replies[regulation.played])
         text = replies[regulation.played if regulation else 0]
         self._last_action = action
-        return Turn(text, thought, action, admissible, self._tokens_in, self._tokens_out, regulation)
+        recall = await self._followed(look, thought, action)
+        tokens = self._tokens_in, self._tokens_out
+        return Turn(text, thought, action, admissible, *tokens, regulation, recall, look.state, note)
+
+    async def _look(self, result: StepResult, admissible: list[str] | None) -> Look:
+        if self._recaller is None:
+            return Look()
+        try:
+            return await asyncio.to_thread(self._recaller.look, result, admissible)
+        except EmbeddingFault as error:
+            raise ModelFault(str(error)) from None
+
+    async def _followed(self, look: Look, thought: str | None, action: str | None) -> Recall | None:
+        if self._recaller is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._recaller.replied, look.recall, thought, action)
+        except EmbeddingFault as error:
+            raise ModelFault(str(error)) from None
+
+    async def _first_reply(self, observation: str, suffix: str, look: Look, step: int) -> str:
+        """The reply to an observation: the policy's, after an opening that was recalled, or a recalled action."""
+        try:
+            prompt = self._conversation.user(observation, suffix, look.opening)
+        except ValueError as error:
+            raise ModelFault(str(error)) from None
+        if not look.action:
+            return look.opening + await self._reply(prompt, step, 0)
+        text = reply_text(look.action, None)
+        self._conversation.demonstrate(text, step, trained=False, author=RECALLED)
+        return text
 
     async def _reply(self, prompt: list[int], step: int, attempt: int) -> str:
         """One sampled reply of the dialogue."""
@@ -267,6 +334,27 @@ class PolicyPlayer:
         self._tokens_out += len(generation.token_ids)
         return generation
 
+    async def _notes(self) -> tuple[list[str], str]:
+        """The notes on all lost tries, and the one of them that was written just now, on the last try."""
+        lost = self._job.earlier
+        if not lost or not self._config.note_tokens:
+            return [], ""
+        notes = [episode.steps[0].note for episode in lost if episode.steps and episode.steps[0].note]
+        last = lost[-1]
+        if last.status != "ok":
+            return notes, ""
+        turns = [(step.action or step.text, step.result) for step in last.steps]
+        system, shown = note_prompt(self._job.task.env), transcript(last.steps[0].observation, turns)
+        suffix = notes_suffix(notes) + NOTE_REQUEST
+        try:
+            # The transcript may take half of the context; of a longer one the middle is left out.
+            room = self._config.context_tokens // 2
+            written = await self._aside(system, shown, suffix, room, self._config.note_tokens, "note", NOTE_TURN, 0)
+        except ValueError as error:
+            raise ModelFault(str(error)) from None
+        note = " ".join(written.split())
+        return [*notes, note], note
+
     async def _open(self, guide: Guide, result: StepResult) -> str:
         """What the guide shows, after the plan that it searches with."""
         settings = guide.settings
@@ -276,14 +364,14 @@ class PolicyPlayer:
         async def ask(system: str, question: str) -> str:
             nonlocal asked
             asked += 1
-            length = settings.instantiation_tokens
-            return await self._aside(system, question, "", length, "instantiation", INSTANTIATION_TURN, asked)
+            length, room = settings.instantiation_tokens, self._config.context_tokens
+            return await self._aside(system, question, "", room, length, "instantiation", INSTANTIATION_TURN, asked)
 
         try:
             if settings.plans:
-                system = plan_prompt(self._job.task.env)
+                system, room = plan_prompt(self._job.task.env), self._config.observation_tokens
                 plan = await self._aside(
-                    system, result.observation, PLAN_REQUEST, settings.plan_tokens, "plan", PLAN_TURN, 0
+                    system, result.observation, PLAN_REQUEST, room, settings.plan_tokens, "plan", PLAN_TURN, 0
                 )
                 situation = replace(situation, plan=" ".join(plan.split()))
             return await guide.open(situation, ask)
@@ -291,14 +379,17 @@ class PolicyPlayer:
             raise ModelFault(str(error)) from None
 
     async def _aside(
-        self, system: str, text: str, suffix: str, max_tokens: int, role: Role, turn: int, attempt: int
+        self, system: str, text: str, suffix: str, room: int, max_tokens: int, role: Role, turn: int, attempt: int
     ) -> str:
-        """A question outside the dialogue, in a context of its own. Raises ValueError when it does not fit."""
+        """A question outside the dialogue, in a context of its own; ``text`` is cut in the middle to ``room`` tokens.
+
+        Raises ValueError when it does not fit.
+        """
         aside = Conversation(
             self._codec,
             system,
             context_tokens=self._config.context_tokens,
-            observation_tokens=self._config.observation_tokens if suffix else self._config.context_tokens,
+            observation_tokens=room,
             max_new_tokens=max_tokens,
         )
         prompt = aside.user(text, suffix)
@@ -308,7 +399,7 @@ class PolicyPlayer:
         return generation.text
 
     def contexts(self) -> list[Context]:
-        return self._before + self._conversation.contexts
+        return self._before + self._conversation.contexts if self._codec.token_level else []
 
     def release(self) -> None:
         self._model.release(self._key)
@@ -370,7 +461,7 @@ class HumanPlayer(_TokenlessPlayer):
                 return Turn(reply_text(action, None), None, action)
 
 
-def start_conversation(codec: TokenCodec, world: str, config: AgentConfig) -> Conversation:
+def start_conversation(codec: Codec, world: str, config: AgentConfig) -> Conversation:
     """An empty dialogue under the configuration's prompt and budget."""
     return Conversation(
         codec,

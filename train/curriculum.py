@@ -62,16 +62,16 @@ def iteration_tasks(
     iteration: int,
     seed: int,
     *,
+    first: int,
     prefer_signal: float = 0.0,
     signal: Signal | None = None,
 ) -> list[Task]:
-    """``count`` tasks for iteration 1, 2, ….
+    """``count`` tasks for iteration 1, 2, …, before which ``first`` tasks were played.
 
     They are passes over seeded shuffles of ``tasks``, so none recurs before all came; but with the chance
     ``prefer_signal`` a place goes to a random task of a type drawn by :func:`type_weights` of ``signal``, which earlier
     iterations showed. The result depends on the arguments alone, so a resumed run draws the same tasks.
     """
-    first = (iteration - 1) * count
     draw = random.Random(f"{seed}/types/{iteration}")
     weights = type_weights((task.type for task in tasks), signal or {})
     chosen = []

@@ -11,7 +11,7 @@ from envs.pool import Session
 from train.agent import Job, Turn, call_seed, listed_actions, start_conversation
 from train.config import AgentConfig
 from train.prompts import admissible_suffix, reply_text
-from train.tokens import TokenCodec
+from train.tokens import Codec
 from train.trajectory import Context
 
 MISTAKE_SHARE = 0.25
@@ -34,7 +34,7 @@ class DemonstrationPlayer:
     adapter = "expert"
     memory = None
 
-    def __init__(self, codec: TokenCodec, job: Job, config: AgentConfig, *, recovery: bool, run_seed: int) -> None:
+    def __init__(self, codec: Codec, job: Job, config: AgentConfig, *, recovery: bool, run_seed: int) -> None:
         self._config = config
         self._conversation = start_conversation(codec, job.task.env, config)
         self._random = random.Random(call_seed(run_seed, job.id, 0))

@@ -14,7 +14,7 @@ from envs.tasksets import load_task_set
 from train.adapters import adapter_hash
 from train.agent import ExpertPlayer, Job, Player, RandomPlayer, call_seed
 from train.config import Config, ConfigError
-from train.evaluate import evaluate, failure_line, metrics_table
+from train.evaluate import evaluate, failure_line, metrics_table, spend_line
 from train.files import write_json
 from train.preflight import check_engine, hold_folder
 from train.rollouts import env_pool
@@ -68,6 +68,9 @@ def evaluate_target(
     failures = failure_line(result["metrics"])
     if failures:
         console.print(f"failed episodes: {failures}", highlight=False)
+    spent = spend_line(result["metrics"])
+    if spent:
+        console.print(f"instantiation by the builder: {spent}", highlight=False, soft_wrap=True)
     console.print(f"written to {folder / 'evals' / 'eval.json'}", highlight=False, soft_wrap=True)
 
 
@@ -92,6 +95,7 @@ async def _evaluate(
                 adapter=policy.adapter if policy is not None else "",
                 dtype=policy.dtype if policy is not None else "",
                 memory=policy.memory if policy is not None else None,
+                states=policy.states if policy is not None else None,
                 adapter_hash=digest,
             )
     finally:

@@ -62,6 +62,7 @@ def trajectory_of(episode: Episode, run: str, round: int = 0) -> Trajectory:
                 valid=step.valid,
                 reward=step.reward,
                 admissible=None if step.admissible is None else tuple(step.admissible),
+                inventory=None if step.inventory is None else tuple(step.inventory),
             )
             for step in episode.steps
         ),

@@ -20,7 +20,13 @@ def store_url(settings: MemoryConfig, folder: Path) -> str:
     return settings.store or f"sqlite:///{folder / 'memory.db'}"
 
 
-def open_memory(settings: MemoryConfig | None, world: str, folder: Path) -> Memory | None:
+PATIENCE_S = 10.0
+"""Seconds that a check of predicates may take where results must not depend on how busy the machine is."""
+
+
+def open_memory(
+    settings: MemoryConfig | None, world: str, folder: Path, *, deterministic: bool = False
+) -> Memory | None:
     """What the players of a phase in ``world`` are guided by; None without a section ``memory``, or with mode ``none``.
 
     It is the store as it is now: open it anew after the store has learnt. Close it after its last episode.
@@ -35,7 +41,7 @@ def open_memory(settings: MemoryConfig | None, world: str, folder: Path) -> Memo
         settings,
         grammar=grammar_of(world),
         embedder=make_embedder(settings.embedder, cache_folder() / "vectors.db"),
-        host=PredicateHost() if regulates(settings) else None,
+        host=predicate_host(settings, deterministic=deterministic),
         builder=instantiating_model(settings, folder),
     )
 
@@ -45,9 +51,11 @@ def grammar_of(world: str) -> str:
     return GRAMMARS.get(world, world)
 
 
-def regulates(settings: MemoryConfig) -> bool:
-    """Whether predicates are evaluated in play."""
-    return settings.mode in ("direct", "full") and settings.attempts > 0
+def predicate_host(settings: MemoryConfig, *, deterministic: bool) -> PredicateHost | None:
+    """What evaluates predicates in play; None: nothing is regulated."""
+    if settings.mode not in ("direct", "full") or not settings.attempts:
+        return None
+    return PredicateHost(deadline=PATIENCE_S) if deterministic else PredicateHost()
 
 
 def instantiating_model(settings: MemoryConfig, folder: Path) -> LanguageModel | None:

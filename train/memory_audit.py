@@ -18,7 +18,7 @@ from train.tables import compact_table, percent
 
 # The share of steps at which it fires, of good moves that it stops, the differences in good moves between following and
 # violating steps, and the share of firings at which no other action passes.
-_COLUMNS = {
+COLUMNS = {
     "trigger_rate": "fires %",
     "false_positives": "good %",
     "direction": "direction",
@@ -39,10 +39,10 @@ def audit_and_show(store: Store, world: str | None, grammar: str | None, overrid
     if not audited:
         console.print("no principle in use has a predicate")
         return
-    table = compact_table("Audit, in per cent (95 % intervals)", ["id", *_COLUMNS.values()])
+    table = compact_table("Audit, in per cent (95 % intervals)", ["id", *COLUMNS.values()])
     for row in audited:
         checks = {check.name: check for check in row.audit.checks}
-        table.add_row(row.stored.id[:8], *(_cell(checks.get(name)) for name in _COLUMNS))
+        table.add_row(row.stored.id[:8], *(audit_cell(checks.get(name)) for name in COLUMNS))
     console.print(table)
     for row in audited:
         found = row.audit
@@ -51,7 +51,7 @@ def audit_and_show(store: Store, world: str | None, grammar: str | None, overrid
         console.print(f"{row.stored.id} {row.status}: {why}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _cell(check: Check | None) -> str:
+def audit_cell(check: Check | None) -> str:
     if check is None or check.estimate is None or check.low is None or check.high is None:
         return "–"
     if check.name == "way_out":

@@ -90,7 +90,11 @@ def build(store: Store, folder: Path, config: Path | None, overrides: Sequence[s
         ConfigError: settings that are wrong. MemoryRecordError: see :func:`memory.distil.distil`.
         ModelFault: no embedding, or a language model that did not answer (what was built until then is kept).
     """
-    settings = build_config(config, overrides, builder)
+    build_with(store, build_config(config, overrides, builder), folder, round)
+
+
+def build_with(store: Store, settings: BuildConfig, folder: Path, round: int = 0) -> None:
+    """As :func:`build`, by ``settings``."""
     try:
         embedder = make_embedder(settings.embedder, cache_folder() / "vectors.db")
         report = distil(store, settings, embedder, folder, round=round, tell=lambda line: typer.echo(line, err=True))

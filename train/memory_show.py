@@ -23,16 +23,17 @@ from memory.records import (
     ProcedureItem,
     Trajectory,
 )
+from memory.samem_store import read_barriers, table_names
 from memory.store import JSON, Ledger, Store, Stored
 from memory.trace import Node, Trace, trace_down, trace_up
-from train.tables import compact_table, percent
+from train.tables import compact_table, percent, printable
 
 SHOWN_LINKS = 10
 
 
 def plain(text: str) -> str:
     """Text of a model, a world or a file, so that it moves no cursor and marks nothing up."""
-    return escape("".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text))
+    return escape(printable(text))
 
 
 def cut(text: str, length: int = 160) -> str:
@@ -71,6 +72,11 @@ def show_stats(store: Store) -> None:
     console.print(
         f"links: {links}; judgements: {judged}; ledger entries: {stats.credits}; snapshots: {stats.snapshots}"
     )
+    for name in table_names(store):
+        last = read_barriers(store, name)[-1]
+        console.print(
+            f"samem table {plain(name)}: {last.states} states, {last.thoughts} thoughts, snapshot {last.snapshot}"
+        )
     if stats.rejected:
         table = compact_table("rejected writes", ("what", "at fault", "writes"), left=("what", "at fault"))
         for (kind, field), count in sorted(stats.rejected.items()):
@@ -137,7 +143,7 @@ def show_record(store: Store, id: str) -> None:
         f"[dim]{plain(item.world)}, grammar {plain(item.grammar)}, task type {task_type}; "
         f"built by {plain(item.builder)} in round {item.round}[/dim]\n"
     )
-    for name, value in _fields(item):
+    for name, value in fields_of(item):
         if value:
             console.print(f"[bold]{name}[/bold]: {plain(value)}")
     console.print("\n[bold]status[/bold]")
@@ -147,7 +153,7 @@ def show_record(store: Store, id: str) -> None:
     console.print(f"  {_ledger(stored.ledger)}")
     console.print("[bold]judgements[/bold]")
     for judgement in store.judgements(id):
-        told = "; ".join(f"{key}: {_value(value)}" for key, value in judgement.verdict.items())
+        told = "; ".join(f"{key}: {value_text(value)}" for key, value in judgement.verdict.items())
         console.print(f"  {judgement.time}  round {judgement.round}  {judgement.kind}: {plain(told)}")
     below, above = store.count_links([id])[id], store.links(lower=id)
     console.print(f"[bold]rests on[/bold] ({', '.join(f'{count} {name}' for name, count in below.items()) or 'none'})")
@@ -225,7 +231,7 @@ def _show_trajectory(record: Trajectory) -> None:
     console.print(f"\n{outcome}, score {record.score:.2f}, {len(record.steps)} steps")
 
 
-def _fields(item: EpisodeItem | ProcedureItem | PrincipleItem) -> list[tuple[str, str]]:
+def fields_of(item: EpisodeItem | ProcedureItem | PrincipleItem) -> list[tuple[str, str]]:
     match item:
         case EpisodeItem():
             key_steps = "; ".join(f"{key.step} {key.what}" for key in item.key_steps)
@@ -269,9 +275,9 @@ def _mean(value: float, count: int) -> str:
     return f"{value:.3f}" if count else "–"
 
 
-def _value(value: JSON) -> str:
+def value_text(value: JSON) -> str:
     if isinstance(value, list) and len(value) > SHOWN_LINKS:
-        return f"{_value(value[:3])} and {len(value) - 3} more"
+        return f"{value_text(value[:3])} and {len(value) - 3} more"
     return value if isinstance(value, str) else json.dumps(_rounded(value), ensure_ascii=False)
 
 

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from envs.base import Task
 from envs.cache import cache_folder
+from envs.pool import EnvPool
 from envs.tasksets import load_task_set
 from memory.embedding import make_embedder
 from memory.guide import Memory
-from memory.predicates import PredicateHost
 from memory.records import PrincipleItem
 from memory.schema import memory_url
 from memory.store import Store
@@ -38,7 +38,7 @@ from train.adapters import adapter_hash
 from train.agent import Job
 from train.config import Config, ConfigError, MemoryConfig, read_yaml
 from train.files import write_json
-from train.memory import grammar_of, instantiating_model, regulates
+from train.memory import grammar_of, instantiating_model, predicate_host
 from train.memory_show import cut
 from train.policy import Policy
 from train.preflight import check_engine, hold_folder
@@ -134,17 +134,22 @@ def _check_held_out(target: str, config: Config, task_set: str, tasks: Sequence[
         )
 
 
+def make_plan(store: Store, config: Config, settings: MemoryConfig, tasks: Sequence[Task], round: int) -> Plan:
+    """Which principles of ``store`` are tried, and on which of ``tasks``."""
+    world = config.env.name
+    rests_on = {task for where, task in store.provenance() if where == world}
+    found = contenders(store, world, grammar_of(world))
+    return plan_validation(found, {task.id: task.type for task in tasks}, settings.validation, round, rests_on)
+
+
 def _plan(
     store: Store, config: Config, settings: MemoryConfig, tasks: Sequence[Task], round: int, folder: Path
 ) -> Plan:
     """The plan of this validation, kept in ``folder``: statuses and ledgers, on which it rests, change with it."""
-    world = config.env.name
     file = folder / PLAN
     if file.exists():
         return _read_plan(json.loads(file.read_text()), store)
-    rests_on = {task for where, task in store.provenance() if where == world}
-    found = contenders(store, world, grammar_of(world))
-    plan = plan_validation(found, {task.id: task.type for task in tasks}, settings.validation, round, rests_on)
+    plan = make_plan(store, config, settings, tasks, round)
     write_json(file, asdict(replace(plan, trials=())) | {"trials": [_record(trial) for trial in plan.trials]})
     return plan
 
@@ -194,40 +199,57 @@ async def _validate(
         policy = Policy(config.model_copy(update={"memory": None}), adapter=adapter, trainable=False, folder=folder)
         try:
             await policy.ready()
-            results = await _play(config, settings, store, plan, tasks, policy, round, folder)
+            run = f"{folder.name}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
+            async with env_pool(config) as pool:
+                results = await play_plan(
+                    policy, pool, config, settings, store, plan, tasks, round=round, folder=folder, run=run
+                )
         finally:
             await policy.close()
+    write_json(folder / RESULT, asdict(conclude(config, settings, store, plan, results, task_set, round)))
+
+
+def conclude(
+    config: Config,
+    settings: MemoryConfig,
+    store: Store,
+    plan: Plan,
+    results: Sequence[Result],
+    task_set: str,
+    round: int,
+) -> Validated:
+    """Judge the results of ``plan`` and write what follows into ``store``."""
     verdicts = judge_validation(results, settings.validation)
     record_validation(store, verdicts, round)
     world = config.env.name
     retired = retire_by_ledger(store, world, grammar_of(world), settings.validation, round)
-    write_json(
-        folder / RESULT,
-        {
-            "round": round,
-            "task_set": task_set,
-            "episodes": plan.episodes,
-            "verdicts": [{"id": verdict.id, **verdict.record()} for verdict in verdicts],
-            "skipped": plan.skipped,
-            "retired": retired,
-        },
+    return Validated(
+        round=round,
+        task_set=task_set,
+        episodes=plan.episodes,
+        verdicts=[{"id": verdict.id, **verdict.record()} for verdict in verdicts],
+        skipped=[list(pair) for pair in plan.skipped],
+        retired=[list(pair) for pair in retired],
     )
 
 
-async def _play(
+async def play_plan(
+    policy: Policy,
+    pool: EnvPool,
     config: Config,
     settings: MemoryConfig,
     store: Store,
     plan: Plan,
     tasks: Sequence[Task],
-    policy: Policy,
+    *,
     round: int,
     folder: Path,
+    run: str,
 ) -> list[Result]:
+    """Play the episodes of ``plan`` into ``folder`` and credit the ledgers. ``run``: the name under which they are."""
     embedder = make_embedder(settings.embedder, cache_folder() / "vectors.db")
-    host = PredicateHost() if regulates(settings) else None
+    host = predicate_host(settings, deterministic=config.run.deterministic)
     builder = instantiating_model(settings, folder)
-    pool = env_pool(config)
 
     def memory(*, hidden: Sequence[str], tried: str) -> Memory:
         return Memory(
@@ -253,12 +275,10 @@ async def _play(
         )
 
     try:
-        async with pool:
-            run = f"{folder.name}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
-            trials = Trials(store, plan, {task.id: task for task in tasks}, memory, play, round=round, run=run)
-            results = await run_validation(plan, trials)
-            trials.credit()
-            return results
+        trials = Trials(store, plan, {task.id: task for task in tasks}, memory, play, round=round, run=run)
+        results = await run_validation(plan, trials)
+        trials.credit()
+        return results
     finally:
         if host is not None:
             host.close()

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from train.adapters import adapter_rank, load_adapter, new_adapter
 from train.agent import Job, PolicyPlayer
+from train.api_model import ApiModel, MessageCodec
 from train.chat import ChatModel
-from train.config import AgentConfig, Config
+from train.config import AgentConfig, Config, ConfigError
 from train.load import chosen_dtype, load_policy, load_tokenizer, model_folder, public_name
 from train.memory import open_memory
-from train.tokens import TokenCodec
+from train.recaller import Recaller
+from train.samem import open_states
+from train.tokens import Codec, TokenCodec
 from train.vllm_server import VLLMServer, smallest_rank
 
 if TYPE_CHECKING:
     from memory.guide import Memory
+    from memory.recall import StateMemory
 
 BASE = "base"
 
@@ -43,11 +47,17 @@ class Policy:
 
         torch.set_num_threads(config.run.threads or torch.get_num_threads())
         self.config = config
+        self._folder = folder
+        if config.model.engine == "api" and adapter is not None:
+            raise ConfigError(f"--adapter {adapter}: an API takes no adapter; serve the model with vLLM, or drop it")
         self.adapter = BASE
         self.model: Any = None
+        self.tokenizer: Any = None
         self.chat: ChatModel
-        self.memory = open_memory(config.memory, config.env.name, folder)
-        """What its players are guided by; whoever adds to the store closes it and opens another one between phases."""
+        self.memory = open_memory(config.memory, config.env.name, folder, deterministic=config.run.deterministic)
+        """What its players are guided by; see :meth:`guide_by`."""
+        self.states: StateMemory | None = open_states(config.samem, config.memory, folder)
+        """What its players recall from; see :meth:`guide_by`."""
         self._server: VLLMServer | None = None
         if config.model.engine == "vllm":
             self._server = own_server(config, folder / "vllm.log", adapter, trainable=trainable)
@@ -57,14 +67,20 @@ class Policy:
             if adapter is not None:
                 self.model = load_adapter(self.model, adapter, trainable=trainable)
                 self.adapter = adapter.name
-        else:
+        elif config.model.engine != "api":
             self.tokenizer = load_tokenizer(config.model)
-        self.codec = TokenCodec(self.tokenizer)
+        self.codec: Codec = MessageCodec() if self.tokenizer is None else TokenCodec(self.tokenizer)
         self._pending = adapter
         self._open_engine()
 
     def _open_engine(self) -> None:
+        from train.server_model import ServerModel
+
         model = self.config.model
+        if isinstance(self.codec, MessageCodec):
+            self.chat = ApiModel(ServerModel(model.urls, model.name, None), self.codec)
+            return
+        assert isinstance(self.codec, TokenCodec)
         if model.engine == "hf":
             from train.hf_model import HFChatModel
 
@@ -78,8 +94,6 @@ class Policy:
             )
             self.chat.weights_changed(self.adapter)
             return
-        from train.server_model import ServerModel
-
         if self._server is not None:
             self.chat = ServerModel([self._server.url], self._server.name, self.codec, revive=self._server.revive)
         else:
@@ -93,8 +107,9 @@ class Policy:
         """
         if self._server is not None:
             await self._server.start()
-        if self.config.model.engine != "hf":
-            await self.chat.check()  # type: ignore[attr-defined]
+        if self.config.model.engine in ("vllm", "server"):
+            adapters = self.config.staleness + 1 if self.config.grpo else 1
+            await self.chat.check(self.config.agent.context_tokens, adapters)  # type: ignore[attr-defined]
         if self._pending is not None:
             await self.activate(self._pending)
             self._pending = None
@@ -117,17 +132,48 @@ class Policy:
         else:
             await self.chat.load_adapter(folder, self.adapter)  # type: ignore[attr-defined]
 
-    def player(self, job: Job, temperature: float, memory: Memory | None = None) -> PolicyPlayer:
-        """Who plays ``job``, guided by ``memory``; None: by the policy's own."""
+    def player(
+        self, job: Job, temperature: float, memory: Memory | None = None, *, training: bool = False
+    ) -> PolicyPlayer:
+        """Who plays ``job``, guided by ``memory`` (None: by the policy's own) if the job asks for it.
+
+        ``training``: it explores.
+        """
         agent: AgentConfig = self.config.agent
-        memory = memory or self.memory
-        guide = None if memory is None else memory.guide(job.id, lambda text: len(self.codec.text(text)))
-        return PolicyPlayer(self.chat, self.codec, job, agent, temperature, self.config.run.seed, guide)
+        seed = self.config.run.seed
+        guide, recaller = None, None
+        if job.guided:
+            memory = memory or self.memory
+            guide = None if memory is None else memory.guide(job.id, lambda text: len(self.codec.text(text)))
+            recaller = None if self.states is None else Recaller(self.states, f"{seed}/{job.id}", training=training)
+        return PolicyPlayer(self.chat, self.codec, job, agent, temperature, seed, guide, recaller)
+
+    @property
+    def guided(self) -> bool:
+        """Whether memory or table has a part in what is played now."""
+        return self.memory is not None or self.states is not None
+
+    def guide_by(self, memory: Memory | None, states: StateMemory | None) -> None:
+        """Let players be guided by ``memory`` and recall from ``states`` from now on; the one before is closed."""
+        if self.memory is not None:
+            self.memory.close()
+        self.memory, self.states = memory, states
+
+    def adopt(self, config: Config) -> None:
+        """Play under ``config`` from now on, which has the same model, engine and world: prompts and memory change.
+
+        Raises:
+            MemoryRecordError: its memory or table cannot be opened.
+        """
+        self.guide_by(None, None)
+        self.config = config
+        self.memory = open_memory(config.memory, config.env.name, self._folder)
+        self.states = open_states(config.samem, config.memory, self._folder)
 
     @property
     def dtype(self) -> str:
         """Of the weights that generate; empty where a server that was started elsewhere holds them."""
-        if self.config.model.engine == "server":
+        if self.config.model.engine in ("server", "api"):
             return ""
         return _name(chosen_dtype(self.config.model.dtype) if self._server else self.model.dtype)
 

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from envs.base import Task
 from envs.tasksets import load_task_set
-from train.config import Config, ConfigError, load_config, save_config
+from train.config import TRAINING_SECTIONS, Config, ConfigError, load_config, save_config
 from train.files import write_json
 from train.vllm_server import installed_build
 
@@ -47,7 +47,7 @@ def task_sets(config: Config) -> dict[str, list[Task]]:
     """
     sets = {
         section.tasks: load_task_set(section.tasks, config.env.model_dump(mode="json"))
-        for section in (config.warm_start, config.rejection, config.grpo, config.eval)
+        for section in (config.warm_start, config.rejection, config.collect, config.grpo, config.eval)
         if section is not None
     }
     _check_disjoint(config, sets)
@@ -56,7 +56,7 @@ def task_sets(config: Config) -> dict[str, list[Task]]:
 
 def _check_disjoint(config: Config, sets: dict[str, list[Task]]) -> None:
     held_out = {task.id for task in sets[config.eval.tasks]}
-    for name in ("warm_start", "rejection", "grpo"):
+    for name in TRAINING_SECTIONS:
         section = getattr(config, name)
         shared = held_out & {task.id for task in sets[section.tasks]} if section else set()
         if shared:
@@ -66,12 +66,13 @@ def _check_disjoint(config: Config, sets: dict[str, list[Task]]) -> None:
             )
 
 
-def _changed_fields(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
+def changed_fields(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
+    """The names (``section.field``) under which two configurations differ."""
     changed = []
     for key in before.keys() | after.keys():
         old, new = before.get(key), after.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            changed += _changed_fields(old, new, f"{prefix}{key}.")
+            changed += changed_fields(old, new, f"{prefix}{key}.")
         elif old != new:
             changed.append(f"{prefix}{key}")
     return sorted(changed)
@@ -89,6 +90,11 @@ class Journal:
 
     def done(self, phase: str) -> bool:
         return phase in self._phases
+
+    @property
+    def phases(self) -> list[str]:
+        """The finished phases, in the order in which they ended."""
+        return list(self._phases)
 
     def finish(self, phase: str, **left: Any) -> None:
         self._phases[phase] = left
@@ -119,7 +125,7 @@ def prepare_run(config: Config, *, resume: bool) -> Path:
             raise ConfigError(f"run.name: {folder} exists; continue it with --resume or choose another run.name")
         before = load_config(saved)
         if before != config:
-            changed = _changed_fields(before.model_dump(mode="json"), config.model_dump(mode="json"))
+            changed = changed_fields(before.model_dump(mode="json"), config.model_dump(mode="json"))
             raise ConfigError(
                 f"{saved} was written by another configuration (changed: {', '.join(changed)}); "
                 f"resume with the old values or choose another run.name"

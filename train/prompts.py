@@ -32,6 +32,16 @@ it. Write the plan only, no action."""
 PLAN_REQUEST = "\n\nWhat is your plan?"
 """Follows the first observation when a plan is asked for."""
 
+NOTE_FORMAT = """\
+You played a game and lost it. Before you play the same game again, you write a note to yourself: at most three short \
+sentences that say what went wrong and what to do instead. Write the note only, no action."""
+
+NOTE_REQUEST = "\n\nWhat is your note for the next try?"
+"""Follows the transcript of a lost game when a note is asked for (Reflexion; Shinn et al. 2023)."""
+
+NOTES_HEADER = "You played this game before and lost. Your notes:"
+"""Begins the notes in the prompt of the next try."""
+
 _FORMAT = "Reply with one line: Action: <action>"
 _FORMAT_THOUGHTS = "Reply with two lines:\nThought: <one short sentence>\nAction: <action>"
 
@@ -52,6 +62,21 @@ def plan_prompt(world: str) -> str:
     return f"{_WORLDS[world]}\n{PLAN_FORMAT}"
 
 
+def note_prompt(world: str) -> str:
+    """The system prompt of a note on a lost try: what can be done in ``world``, and what a note is."""
+    return f"{_WORLDS[world]}\n{NOTE_FORMAT}"
+
+
+def transcript(first: str, turns: Sequence[tuple[str, str]]) -> str:
+    """A game as text: the first observation, then what was said and what the world answered."""
+    return "\n".join([first, *(f"> {said}\n{answer}" for said, answer in turns)])
+
+
+def notes_suffix(notes: Sequence[str]) -> str:
+    """What follows the first observation of a further try: the notes on the lost ones, if there are any."""
+    return "\n\n" + "\n".join([NOTES_HEADER, *(f"- {note}" for note in notes)]) if notes else ""
+
+
 def admissible_suffix(admissible: Sequence[str] | None) -> str:
     """What follows an observation: the admissible actions where the configuration asks for them."""
     return "" if admissible is None else f"\nAdmissible actions: {'; '.join(admissible)}"
@@ -60,6 +85,16 @@ def admissible_suffix(admissible: Sequence[str] | None) -> str:
 def memory_suffix(text: str) -> str:
     """What follows the first observation: the memory's text, if there is any."""
     return f"\n\n{text}" if text else ""
+
+
+def recall_suffix(thought: str) -> str:
+    """What follows an observation: the thought recalled for the state, where one is shown."""
+    return f"\nWhat served best in such a state: {thought}" if thought else ""
+
+
+def thought_opening(thought: str) -> str:
+    """How a reply begins whose thought is given: the model goes on with the action."""
+    return f"Thought: {thought}\nAction:" if thought else ""
 
 
 def reply_text(action: str, thought: str | None) -> str:

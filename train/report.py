@@ -1,59 +1,98 @@
-"""What a run shows at its end: the table of its evaluations, on screen and as ``report.md``."""
+"""``saga report``, and what a run shows at its end: the table of its evaluations on screen, and its report."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from train.config import Config
+from train.compare import Comparison
+from train.config import Config, ConfigError
+from train.report_data import evaluation_name, paired
+from train.report_runs import Shown, read_shown, short_names
 from train.tables import compact_table, percent, success_text
 
-EVALUATIONS = {
-    "eval-start": "at the start",
-    "eval-warm": "after warm start",
-    "eval-rejection": "after rejection sampling",
-    "eval-final": "after RL",
-}
-"""Phases that evaluate, and their names in the closing table."""
-
-_CLOSING_COLUMNS = ("policy", "games", "success % (95 %)", "score", "steps", "invalid actions %")
+REPORT = "report"
+"""Folder of a run's report within the run's."""
 
 
-def closing_table(evals: dict[str, dict[str, Any]]) -> Table:
+def closing_table(config: Config, evals: dict[str, dict[str, Any]]) -> Table:
     """The success rates of a run's evaluations, with intervals."""
-    table = compact_table("held-out games", _CLOSING_COLUMNS, left=("policy",))
-    for row in _closing_rows(evals):
-        table.add_row(*row)
+    columns = ("policy", "games", "success % (95 %)", "score", "steps", "invalid actions %")
+    table = compact_table("held-out games", columns, left=("policy",))
+    for phase, result in evals.items():
+        metrics = result["metrics"]
+        table.add_row(
+            evaluation_name(config.model_dump(), phase),
+            str(metrics["items"]),
+            success_text(metrics["success"], metrics["success_interval"]),
+            f"{metrics['score']:.3f}",
+            f"{metrics['steps']:.1f}",
+            percent(metrics["invalid_rate"]),
+        )
     return table
 
 
-def _closing_rows(evals: dict[str, dict[str, Any]]) -> list[list[str]]:
+def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write ``report.html`` and its figures; returns the file.
+
+    Args:
+        out: None: RUN/report for one run, report/ for several.
+
+    Raises:
+        ConfigError: no such run, or one named twice. TrajectoryError: a damaged episode file.
+    """
+    from train.figures import save, svg
+    from train.html import environment, style
+    from train.report_figures import draw_figures
+
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ConfigError("report: a run is named twice; name each once")
+    out = out or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
+    out.mkdir(parents=True, exist_ok=True)
+    runs: list[Shown] = []
+    for folder, name in zip(folders, short_names(folders), strict=True):
+        runs.append(read_shown(folder, name, runs))
+    drawings = draw_figures(runs)
+    for name, (_, draw) in drawings.items():
+        save(draw, out / f"{name}.png")
+    text = (
+        environment()
+        .get_template("report.html")
+        .render(
+            title=" · ".join(run.name for run in runs),
+            style=style(),
+            runs=runs,
+            versus=_versus(runs),
+            figures={name: (caption, svg(draw, name)) for name, (caption, draw) in drawings.items()},
+            metrics={run.name: _logged(run) for run in runs},
+            types=sorted(
+                {kind for run in runs for one in run.run.evaluations.values() for kind in one["metrics"]["by_type"]}
+            ),
+            written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        )
+    )
+    file = out / "report.html"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def _versus(runs: Sequence[Shown]) -> list[tuple[str, Comparison | None]]:
+    """Each run's last evaluation less the first run's, paired by item."""
+    first = runs[0].last
+    found = []
+    for run in runs[1:]:
+        if first is not None and run.last is not None:
+            found.append((f"{run.name} – {runs[0].name}", paired(first[1], run.last[1])))
+    return found
+
+
+def _logged(run: Shown) -> list[tuple[str, str, int, float, float, float, float]]:
+    """Of each logged metric the number of values, the first, last, lowest and highest one."""
     return [
-        [
-            EVALUATIONS[phase],
-            str(result["metrics"]["items"]),
-            success_text(result["metrics"]["success"], result["metrics"]["success_interval"]),
-            f"{result['metrics']['score']:.3f}",
-            f"{result['metrics']['steps']:.1f}",
-            percent(result["metrics"]["invalid_rate"]),
-        ]
-        for phase, result in evals.items()
+        (name, metric, len(points), points[0][1], points[-1][1], min(v for _, v in points), max(v for _, v in points))
+        for (name, metric), points in run.curves.items()
     ]
-
-
-def report_text(config: Config, folder: Path, evals: dict[str, dict[str, Any]], adapter: str | None) -> str:
-    """``report.md``: what was run, the table of success rates, and success per task type."""
-    lines = [f"# {config.run.name}", "", f"Model {config.model.name}, task set {config.eval.tasks}.", ""]
-    lines += [f"| {' | '.join(_CLOSING_COLUMNS)} |", f"|{'---|' * len(_CLOSING_COLUMNS)}"]
-    lines += [f"| {' | '.join(row)} |" for row in _closing_rows(evals)]
-    types = sorted({name for result in evals.values() for name in result["metrics"]["by_type"]})
-    lines += ["", "Success by task type:", "", f"| task type | {' | '.join(EVALUATIONS[phase] for phase in evals)} |"]
-    lines += [f"|---|{'---|' * len(evals)}"]
-    for name in types:
-        cells = [f"{result['metrics']['by_type'][name]['success']:.1%}" for result in evals.values()]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    if adapter:
-        lines += ["", f"Adapter: `{folder / adapter}`"]
-    return "\n".join(lines) + "\n"

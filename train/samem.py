@@ -12,32 +12,36 @@ from typing import Any
 import numpy as np
 
 from envs.cache import cache_folder
-from memory.builder_settings import LanguageModelSettings
 from memory.embedding import Embedder, make_embedder
 from memory.experience import Experience, read_experience, rewards_or_outcome
 from memory.forgetting import make_judge
 from memory.language_model import LanguageModel
 from memory.qtable import QTable
+from memory.recall import StateMemory
 from memory.records import MemoryRecordError, Trajectory
 from memory.samem_settings import SamemSettings
-from memory.samem_store import DEFAULT_NAME, find_table, learnt_trajectories, load_table, save_barrier
+from memory.samem_store import (
+    DEFAULT_NAME,
+    find_table,
+    learnt_trajectories,
+    load_table,
+    save_barrier,
+    table_names,
+    table_provenance,
+)
+from memory.schema import memory_url
 from memory.store import Store
 from memory.summary import Tracker, Words, condense
-from train.config import apply_override, read_yaml
+from train.config import MemoryConfig, SamemConfig, apply_override, read_yaml
 from train.ingest import run_trajectories
+from train.memory import store_url
 from train.memory_build import read_settings as settings_from
 
 BATCH = 64
 """Episodes of one barrier when a table is learnt offline."""
 
 
-class SamemConfig(SamemSettings):
-    """The settings of a table, and the language model that judges thoughts where ``judge`` says so."""
-
-    model: LanguageModelSettings | None = None
-
-
-def read_settings(file: Path | None, overrides: Sequence[str], kept: dict[str, object] | None = None) -> SamemConfig:
+def read_settings(file: Path | None, overrides: Sequence[str], kept: dict[str, object] | None = None) -> SamemSettings:
     """Settings from a YAML file and ``key.sub=value`` words, upon what the table was learnt with.
 
     Raises:
@@ -46,7 +50,7 @@ def read_settings(file: Path | None, overrides: Sequence[str], kept: dict[str, o
     values: dict[str, Any] = {**(kept or {}), **(read_yaml(file) if file else {})}
     for override in overrides:
         apply_override(values, override)
-    return settings_from(SamemConfig, values, "samem")
+    return settings_from(SamemSettings, values, "samem")
 
 
 def open_table(
@@ -55,6 +59,17 @@ def open_table(
     """The table ``name`` of a store with an embedder and a judge; an empty one where there is none yet."""
     kept = find_table(store, name)
     settings = read_settings(file, overrides, None if kept is None else kept.identity)
+    return open_with(store, name, settings, cache)
+
+
+def open_with(
+    store: Store, name: str, settings: SamemSettings, cache: Path | None = None
+) -> tuple[QTable, Words | None]:
+    """The same with settings that are read already.
+
+    Raises:
+        MemoryRecordError: it was learnt with other settings, or its judge needs a model.
+    """
     model = settings.model
     judge_model = (
         LanguageModel(model, cache_folder() / "samem" / "calls") if model and settings.judge == "model" else None
@@ -67,23 +82,45 @@ def open_table(
     return load_table(store, settings, embedder, name=name, judge=judge)
 
 
-def experiences(
-    trajectories: Sequence[Trajectory], words: Words, settings: SamemSettings, *, lifted: bool
-) -> Iterator[Experience]:
-    """Episodes with the deterministic summariser's states.
+def open_states(settings: SamemConfig | None, memory: MemoryConfig | None, folder: Path) -> StateMemory | None:
+    """What a policy in ``folder`` recalls from: the table as it is now; None without a section ``samem``.
 
-    Args:
-        lifted: thoughts are the actions with roles for names, and the options what could be done; else the thoughts
-            are those that were written.
+    Raises:
+        MemoryRecordError: ``database`` is named and there is no such table, or it was learnt with other settings.
     """
+    if settings is None:
+        return None
+    own = settings.database is None
+    url = memory_url(settings.database) if settings.database else store_url(memory or MemoryConfig(), folder)
+    with Store(url, create=own) as store:
+        if not own:
+            check_table(store, settings.table)
+        embedder = make_embedder(settings.embedder, cache_folder() / "vectors.db")
+        table, words = load_table(store, settings, embedder, name=settings.table)
+        learnt_from = table_provenance(store, settings.table)
+    return StateMemory(table.snapshot(), words or Words(), settings, learnt_from)
+
+
+def check_table(store: Store, name: str) -> None:
+    """Raise MemoryRecordError unless ``store`` holds the table."""
+    if find_table(store, name) is None:
+        names = ", ".join(table_names(store)) or "none"
+        raise MemoryRecordError(
+            f"samem table {name!r} is not in the memory (there are: {names}); `saga samem learn` first"
+        )
+
+
+def experiences(trajectories: Sequence[Trajectory], words: Words, settings: SamemSettings) -> Iterator[Experience]:
+    """Episodes with the deterministic summariser's states, and the thoughts that ``settings`` value."""
     for trajectory in trajectories:
         found = condense(trajectory, words, settings.state_key, lift=settings.store == "thought")
-        if lifted:
+        if settings.lifted:
             yield read_experience(
                 trajectory, found.states, settings.store, thoughts=found.lifted, options=found.options
             )
         else:
-            yield read_experience(rewards_or_outcome(trajectory), found.states, settings.store)
+            thoughts = found.thoughts if settings.store == "thought" else None
+            yield read_experience(rewards_or_outcome(trajectory), found.states, settings.store, thoughts=thoughts)
 
 
 @dataclass(frozen=True)
@@ -104,7 +141,6 @@ def learn_offline(
     name: str = DEFAULT_NAME,
     config: Path | None = None,
     overrides: Sequence[str] = (),
-    lifted: bool = False,
     batch: int = BATCH,
 ) -> Learnt:
     """Learn from run folders and episode files (which are added to the memory), or from all that the memory holds.
@@ -122,18 +158,33 @@ def learn_offline(
         found = list(store.trajectories())
     if not found:
         raise MemoryRecordError("samem: no trajectories in the memory; name run folders, or `saga memory ingest` first")
-    done = learnt_trajectories(store, name)
-    new = [trajectory for trajectory in found if trajectory.id not in done]
-    written = any(step.thought for trajectory in new for step in trajectory.steps)
-    if new and not (lifted or written or table.settings.store == "action"):
+    settings = table.settings
+    written = settings.lifted or settings.store == "action" or any(s.thought for one in found for s in one.steps)
+    if not written:
         raise MemoryRecordError(
-            f"samem: none of {len(new)} episodes holds a written thought; learn from actions with --lifted, or play "
+            f"samem: none of {len(found)} episodes holds a written thought; learn from actions with --lifted, or play "
             "with agent.thoughts=true"
         )
+    return learn_new(store, table, words, found, name=name, batch=batch)
+
+
+def learn_new(
+    store: Store,
+    table: QTable,
+    words: Words | None,
+    found: Sequence[Trajectory],
+    *,
+    name: str = DEFAULT_NAME,
+    batch: int = BATCH,
+) -> Learnt:
+    """Learn from the episodes that the table, which ``store`` holds under ``name``, has not learnt from yet."""
+    done = learnt_trajectories(store, name)
+    new = [trajectory for trajectory in found if trajectory.id not in done]
+    settings = table.settings
     words = Words.learn(new).joined(words or Words())
     updates = forgotten = 0
     for start in range(0, len(new), batch):
-        barrier = table.learn(experiences(new[start : start + batch], words, table.settings, lifted=lifted))
+        barrier = table.learn(experiences(new[start : start + batch], words, settings))
         save_barrier(store, table, barrier, words, name=name)
         updates += len(barrier.updates)
         forgotten += sum(not verdict.sound for verdict in barrier.verdicts)

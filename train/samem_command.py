@@ -41,9 +41,9 @@ def learn(
 
     words = runs or []
     paths = [Path(word) for word in words if "=" not in word]
-    overrides = [word for word in words if "=" in word]
+    overrides = [word for word in words if "=" in word] + (["lifted=true"] if lifted else [])
     with open_store(store, create=True) as opened:
-        done = learn_offline(opened, paths, name=table, config=config, overrides=overrides, lifted=lifted, batch=batch)
+        done = learn_offline(opened, paths, name=table, config=config, overrides=overrides, batch=batch)
     typer.echo(
         f"learnt from {done.episodes} episodes ({done.known} known), {done.updates} updates, "
         f"{done.forgotten} thoughts forgotten; snapshot {done.snapshot}"

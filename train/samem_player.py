@@ -76,17 +76,18 @@ class SamemPlayer:
         for action in admissible:
             thought = self._tracker.lift(action) if self._settings.store == "thought" else action
             actions.setdefault(thought, []).append(action)
+        state = self._tracker.summary(admissible)
         thought = ""
         recall = None
         if self._guide is not None:
-            recall = self._guide.recall(self._tracker.summary(admissible), list(actions))
+            recall = self._guide.recall(state, list(actions))
             thought = recall.thought
             recall = self._guide.followed(recall, thought)
         if not thought:
             thought = self._random.choice(sorted(actions))
         action = self._random.choice(actions[thought])
         self._last = thought, action
-        return Turn(reply_text(action, thought), thought, action, admissible, recall=recall)
+        return Turn(reply_text(action, thought), thought, action, admissible, recall=recall, state=state)
 
     def contexts(self) -> list[Context]:
         return []
@@ -96,7 +97,7 @@ class SamemPlayer:
 
 
 class LiftedLearner:
-    """A table that learns from such an agent's episodes, and the words that it is learnt with.
+    """A table with ``lifted`` settings that learns from such an agent's episodes, and the words that it is learnt with.
 
     At each barrier all episodes so far are replayed. While the words grow, summaries change: the table is then learnt
     anew from all episodes.
@@ -118,7 +119,7 @@ class LiftedLearner:
             self.table = self.table.empty()
             self._learnt = []
         for episodes in todo:
-            found = list(experiences(episodes, self.words, self.table.settings, lifted=True))
+            found = list(experiences(episodes, self.words, self.table.settings))
             self.table.learn(found)
             self._learnt.append(found)
         self._replay(self.table)

@@ -9,19 +9,15 @@ from rich.console import Console
 from memory.qlearning import Candidate, best_tried
 from memory.qtable import QTable
 from memory.records import MemoryRecordError
-from memory.samem_store import find_table, read_barriers, read_updates, table_names
+from memory.samem_store import read_barriers, read_updates
 from memory.store import Store
 from train.memory_show import cut, plain
-from train.samem import Calibration, open_table
+from train.samem import Calibration, check_table, open_table
 from train.tables import compact_table, percent
 
 
 def _open(store: Store, name: str) -> QTable:
-    if find_table(store, name) is None:
-        names = ", ".join(table_names(store)) or "none"
-        raise MemoryRecordError(
-            f"samem table {name!r} is not in the memory (there are: {names}); `saga samem learn` first"
-        )
+    check_table(store, name)
     return open_table(store, name, None, [])[0]
 
 

@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import os
 import random
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ API_KEY = "OPENAI_API_KEY"
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
 _AVOID_S = 60.0
+_MAX_LORAS = re.compile(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -104,19 +106,34 @@ class ServerModel:
             limits=httpx.Limits(max_connections=None),
         )
 
-    async def check(self) -> None:
+    async def check(self, context_tokens: int = 0, adapters: int = 0) -> None:
         """Ask every server whether it can serve this model as training needs it.
 
+        Args:
+            context_tokens: prompt and completion together that it must take.
+            adapters: that must be active in one batch.
+
+        What a server does not tell (an API its context, a server without the metrics of vLLM its adapters) passes.
+
         Raises:
-            ConfigError: a server lacks the model, returns no token ids, or gives raw log-probabilities.
+            ConfigError: a server lacks the model, takes a shorter context or fewer adapters, returns no token ids, or
+                gives raw log-probabilities.
             ModelFault: a server does not answer.
         """
         for server in self._servers:
             served = await self._served_by(server)
             if self.name not in served:
-                raise ConfigError(self._absent(server, self.name, served))
+                raise ConfigError(self._absent(server, self.name, list(served)))
+            longest = served[self.name].get("max_model_len")
+            if isinstance(longest, int) and longest < context_tokens:
+                raise ConfigError(
+                    f"agent.context_tokens: {context_tokens}, but server {server.url} serves {self.name!r} with at "
+                    f"most {longest} tokens; lower it to {longest} or start vLLM with --max-model-len {context_tokens}"
+                )
             if self._codec is not None:
                 await self._check_logprobs(server, self._codec)
+            if adapters > 1:
+                await self._check_adapters(server, adapters)  # after a completion: vLLM counts from the first one on
 
     async def complete(self, prompt_ids: list[int], sampling: Sampling, conversation: str) -> Generation:
         """Continue ``prompt_ids``, shape (L,). See :meth:`train.chat.ChatModel.complete`. Raises ModelFault."""
@@ -253,6 +270,15 @@ class ServerModel:
                 f"server {server.url} gives raw log-probabilities; start it with --logprobs-mode processed_logprobs"
             )
 
+    async def _check_adapters(self, server: _Server, adapters: int) -> None:
+        """``--max-loras`` stands in a label of one of vLLM's Prometheus metrics, and nowhere else."""
+        told = _MAX_LORAS.search((await self._request(server, "GET", "/metrics")).text)
+        if told and int(told[1]) < adapters:
+            raise ConfigError(
+                f"server {server.url} holds {told[1]} adapters in a batch, but grpo.staleness {adapters - 1} needs "
+                f"{adapters}; start vLLM with --max-loras {adapters} or set grpo.staleness=0"
+            )
+
     async def _push(self, server: _Server, served: str, folder: Path) -> None:
         body = {"lora_name": served, "lora_path": str(folder)}
         # A 500 here is the server's verdict on the adapter (rank, shapes): trying again would not change it.
@@ -285,10 +311,11 @@ class ServerModel:
             with contextlib.suppress(httpx.TransportError):  # a server that is down holds no adapter
                 await self._client.post(server.url + "/v1/unload_lora_adapter", json={"lora_name": served}, timeout=10)
 
-    async def _served_by(self, server: _Server) -> list[str]:
+    async def _served_by(self, server: _Server) -> dict[str, dict[str, Any]]:
+        """What the server tells of each model and adapter, by name."""
         response = await self._request(server, "GET", "/v1/models")
         answer = _json(server, response)
-        return [str(model.get("id")) for model in answer.get("data") or []]
+        return {str(model.get("id")): model for model in answer.get("data") or []}
 
     @staticmethod
     def _absent(server: _Server, model: str, served: list[str]) -> str:
@@ -300,7 +327,7 @@ class ServerModel:
         response = await self._request(server, "POST", path, body)
         if response.status_code == 404 and model not in (served := await self._served_by(server)):
             if model not in self._folders:
-                raise ModelFault(self._absent(server, model, served))
+                raise ModelFault(self._absent(server, model, list(served)))
             try:
                 await self._push(server, model, self._folders[model])
             except ConfigError as error:

@@ -9,27 +9,18 @@ from rich.console import Console
 from rich.markup import escape
 
 from envs.tasksets import describe_task_sets, load_task_set, task_set_hash
-from memory.usage import MemoryUse, Regulation
-from train.config import ConfigError
+from memory.usage import MemoryUse, Recall, Regulation
 from train.metrics import failure_class, summarise
+from train.run_folder import episode_files, find_episode
 from train.tables import compact_table, percent
 from train.trajectory import Episode, read_episodes
-
-
-def _episode_files(run: Path) -> list[Path]:
-    if run.is_file():
-        return [run]
-    files = sorted((run / "episodes").glob("*.jsonl.gz"))
-    if not files:
-        raise ConfigError(f"{run}: no episodes/*.jsonl.gz there; give a run or evaluation folder")
-    return files
 
 
 def show_run(run: Path) -> None:
     """A table of the run's phases; an episode's name is <phase>/<id>."""
     columns = ("phase", "episodes", "success %", "score", "steps", "inv. %", "faults", "ids")
     table = compact_table(str(run), columns, left=("phase", "ids"))
-    for file in _episode_files(run):
+    for file in episode_files(run):
         episodes = list(read_episodes(file))
         if not episodes:
             continue
@@ -59,15 +50,7 @@ def show_episode(run: Path, episode_id: str) -> None:
     Raises:
         ConfigError: no such episode in the run (names the phases that exist).
     """
-    files = _episode_files(run)
-    phase = episode_id.split("/")[0]
-    for file in sorted(files, key=lambda item: item.name != f"{phase}.jsonl.gz"):
-        for episode in read_episodes(file):
-            if episode.id == episode_id:
-                _print_episode(episode)
-                return
-    phases = ", ".join(file.name.removesuffix(".jsonl.gz") for file in files)
-    raise ConfigError(f"--episode {episode_id!r}: not in {run}; phases there: {phases}; `saga show {run}` lists ids")
+    _print_episode(find_episode(run, episode_id))
 
 
 def _print_episode(episode: Episode) -> None:
@@ -80,8 +63,12 @@ def _print_episode(episode: Episode) -> None:
     if episode.memory is not None:
         _print_memory(console, episode.memory)
     for step in episode.steps:
+        if step.note:
+            console.print(f"[bold]note on the try before[/bold] {escape(step.note)}\n")
         mark = "" if step.valid else "  [red]invalid[/red]"
         reward = f"  [green]{step.reward:+.2f}[/green]" if step.reward else ""
+        if step.recall is not None and step.recall.thought:
+            _print_recall(console, step.recall)
         if step.thought:
             console.print(f"[dim]{step.index + 1:3} {escape(step.thought)}[/dim]")
         said = step.action if step.action is not None else step.text
@@ -112,6 +99,14 @@ def _print_memory(console: Console, use: MemoryUse) -> None:
             line = f"suppressed: {one.reason}" if one.suppressed else one.text
             console.print(f"      {escape(line)}")
     console.print()
+
+
+def _print_recall(console: Console, recall: Recall) -> None:
+    """What the table gave for a step, and whether it was followed."""
+    how = f"{recall.mode}, {'followed' if recall.followed else 'not followed'}"
+    console.print(
+        f"[magenta]      state {recall.state} ({recall.value:+.3f}): {escape(recall.thought)}[/magenta] ({how})"
+    )
 
 
 def _print_regulation(console: Console, regulation: Regulation) -> None:

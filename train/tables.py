@@ -16,6 +16,12 @@ def compact_table(title: str, columns: Sequence[str], *, left: Sequence[str] = (
     return table
 
 
+def printable(text: str) -> str:
+    """Text of a model, a world or a file without what moves a cursor, hides, or turns the direction of writing."""
+    text = text.replace("\t", " ")
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.1f}"
 

@@ -23,15 +23,26 @@ def configure(target: str, task_set: str, overrides: list[str], seeds: int, *, m
     run = run_folder(target)
     if run is not None:
         data = read_yaml(run / CONFIG)
-        data["warm_start"] = data["rejection"] = data["grpo"] = None
-        if data.get("memory") and not data["memory"].get("store"):
-            data["memory"]["store"] = f"sqlite:///{run / 'memory.db'}"  # the run's, not one in the evaluation's folder
+        data["warm_start"] = data["rejection"] = data["collect"] = data["grpo"] = None
+        data["rounds"] = 1
+        own = run / "memory.db"  # and not one in the evaluation's folder, nor the one that the run's began with
+        memory, samem = data.get("memory"), data.get("samem")
+        if memory and (own.exists() or not memory.get("store")):
+            memory["store"] = f"sqlite:///{own}"
+        if samem and not samem.get("database"):
+            samem["database"] = memory["store"] if memory else str(own)
     else:
         data = {"run": {"name": "eval"}, "env": {"name": task_set.split("/")[0]}, "eval": {}}
         if model:
             data["model"] = {"name": target}
     data["eval"].update(tasks=task_set, seeds=seeds, at_start=True)
-    return config_from(data, overrides)
+    config = config_from(data, overrides)
+    if config.samem is not None and config.samem.database is None:
+        raise ConfigError(
+            "samem.database: none is named, and a memory of its own would be empty; name the file or URL that "
+            "`saga samem learn` wrote to"
+        )
+    return config
 
 
 def run_folder(target: str) -> Path | None:
@@ -71,4 +82,6 @@ def check_folder(folder: Path, identity: dict[str, Any], resume: bool) -> None:
     elif not resume:
         raise ConfigError(f"--out {folder}: exists; go on with --resume or choose another folder with --out")
     elif json.loads(file.read_text()) != identity:
-        raise ConfigError(f"--out {folder}: holds another evaluation (configuration or adapter differ); choose another")
+        raise ConfigError(
+            f"--out {folder}: holds another evaluation (configuration, adapter or memory differ); choose another"
+        )

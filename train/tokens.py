@@ -16,7 +16,7 @@ token, the ids equal those of the template rendered on the whole conversation of
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
@@ -35,6 +35,25 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 Message = dict[str, str]
 
 
+class Codec(Protocol):
+    """The pieces of a dialogue as ids: :class:`TokenCodec`'s are a model's tokens, those of
+    :class:`train.api_model.MessageCodec` are not."""
+
+    token_level: bool
+    """Whether the ids are a model's tokens, so that what it generates can be trained on."""
+    eot_id: int
+
+    def text(self, text: str) -> list[int]: ...
+
+    def start(self, system: str | None, user: str) -> list[int]: ...
+
+    def turn(self, user: str, *, closed: bool) -> list[int]: ...
+
+    def reply(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
 class TokenCodec:
     """Token ids of a chat's turns for one tokenizer and its chat template.
 
@@ -43,6 +62,7 @@ class TokenCodec:
             or drops earlier turns or thinking), or one whose turns cannot be tokenised apart.
     """
 
+    token_level = True
     eot_id: int
     """The token that ends an assistant's turn: the one stop token of generation."""
 

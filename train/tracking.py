@@ -78,7 +78,7 @@ class Tracker:
     def _log_wandb(self, run: Any, step: int, phase: str, metrics: Mapping[str, Any]) -> None:
         # grpo-0001, grpo-0002, ... make one curve. wandb's own step must grow over the whole run, while phases count
         # from their start, so each chart has its own axis.
-        chart = re.sub(r"-\d+$", "", phase)
+        chart = re.sub(r"-\d+(?=-|$)", "", phase)
         if chart not in self._charts:
             run.define_metric(f"{chart}/*", step_metric=f"{chart}/step")
             self._charts.add(chart)

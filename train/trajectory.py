@@ -25,8 +25,9 @@ Status = Literal["ok", "env_error", "model_error"]
 """``ok``: the episode ran to its end (won, lost or capped). The others are faults: never a success, never dropped."""
 
 
-Role = Literal["action", "plan", "instantiation", "summary"]
-"""What a generation was for: the turn that acts, the plan, an instantiated principle, a state summary."""
+Role = Literal["action", "plan", "instantiation", "summary", "note"]
+"""What a generation was for: the turn that acts, the plan, an instantiated principle, a state summary, the note on a
+lost try of the same task."""
 
 
 class TrajectoryError(ValueError):
@@ -81,12 +82,17 @@ class Step(_Record):
     result: str = ""
     """The world's answer to the action."""
     admissible: list[str] | None = None
+    inventory: list[str] | None = None
+    """What the agent held before the action, where the world tells it."""
     regulation: Regulation | None = None
     """What the predicates of the memory said of the proposed actions; None: nothing was checked."""
     recall: Recall | None = None
     """What the table of state-thought values gave; None: it was not asked."""
+    note: str = ""
+    """What the policy wrote before the first step on the try before, which was lost; "": it wrote none."""
     state: str = ""
-    """Id of the state in which the agent acted, where something names states; "": the observation stands for it."""
+    """The state in which the agent acted, as the summary of what it had seen and done (no hint is in it); "": the
+    observation stands for it."""
 
 
 class Episode(_Record):

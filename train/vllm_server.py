@@ -132,7 +132,8 @@ class VLLMServer:
             # Answers in JSON keep to every bound of their schema (a builder may ask the policy).
             *("--structured-outputs-config", VLLM_STRUCTURED_OUTPUTS),
         ]
-        self._env = {"VLLM_NO_USAGE_STATS": "1"}
+        # TRL sets the level of this process to ERROR; the log shall tell what was loaded all the same.
+        self._env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "INFO"}
         if max_loras:
             self._flags += ["--enable-lora", "--max-loras", str(max_loras), "--max-lora-rank", str(max_lora_rank)]
             self._env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"

@@ -10,7 +10,9 @@ is a run of its own under runs/ and goes on where it was stopped. Written to run
     difference   against the warm start, paired by game: mean and 95 % interval of the bootstrap over games
     env steps    environment steps of all rollouts
 
-Exit code 1: no arm of reinforcement learning has an interval of the difference above zero.
+A finished arm is not run again; one that was run with other settings is an error that names them.
+
+Exit code 1: an arm of reinforcement learning has no interval of the difference above zero; it is named.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from train.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 ARMS = {
@@ -53,21 +58,44 @@ def folder(world: str, arm: str, runs: Path) -> Path:
     return runs / f"learning-{world}-{arm}"
 
 
-def run_arm(world: str, arm: str, runs: Path, overrides: list[str]) -> None:
-    target = folder(world, arm, runs)
-    if (target / "result.json").exists():
-        return
-    command = [sys.executable, "-m", "train.cli", "train", str(ROOT / f"configs/learning-{world}.yaml")]
-    command += [f"run.name={target.name}", f"run.dir={runs}", *ARMS[arm], *overrides]
+def settings_of(world: str, arm: str, runs: Path, overrides: list[str]) -> list[str]:
+    """What is given to ``saga train`` on top of the world's file."""
+    settings = [f"run.name={folder(world, arm, runs).name}", f"run.dir={runs}", *ARMS[arm], *overrides]
     if arm != "warm":
         start = folder(world, "warm", runs) / "adapters/policy-v0000"
         if not start.exists():
             raise SystemExit(f"{start} does not exist; run the arm 'warm' first")
-        command.append(f"lora.start={start}")
+        settings.append(f"lora.start={start}")
+    return settings
+
+
+def run_arm(world: str, arm: str, runs: Path, overrides: list[str]) -> None:
+    from train.config import load_config
+
+    target = folder(world, arm, runs)
+    config, settings = ROOT / f"configs/learning-{world}.yaml", settings_of(world, arm, runs, overrides)
+    if (target / "result.json").exists():
+        check_same(target, load_config(config, settings))
+        return
+    command = [sys.executable, "-m", "train.cli", "train", str(config), *settings]
     if (target / "episodes").exists():
         command.append("--resume")
     print(f"\n== {NAMES[arm]}: {' '.join(command[1:])}", file=sys.stderr)
     subprocess.run(command, check=True)
+
+
+def check_same(run: Path, config: Config) -> None:
+    """Raise ConfigError where the finished ``run`` had other settings than ``config``; where it lies is none."""
+    from train.config import ConfigError, load_config
+    from train.preflight import changed_fields
+
+    before = load_config(run / "config.yaml").model_dump(mode="json")
+    changed = set(changed_fields(before, config.model_dump(mode="json"))) - {"run.dir", "lora.start"}
+    if changed:
+        raise ConfigError(
+            f"{run} was run with other settings ({', '.join(sorted(changed))}); give the same ones, or another folder "
+            "with --runs"
+        )
 
 
 def report(world: str, runs: Path, arms: list[str]) -> int:
@@ -112,8 +140,15 @@ def report(world: str, runs: Path, arms: list[str]) -> int:
     (out / "result.json").write_text(json.dumps(rows, indent=2) + "\n")
     draw(world, runs, evaluations, out / "learning.png")
     print(f"{out / 'result.json'}\n{out / 'learning.png'}")
-    gains = [row["difference"][1] for row in rows.values() if row["difference"]]
-    return 0 if gains and max(gains) > 0 else 1
+    missed = without_gain({arm: row["difference"] for arm, row in rows.items() if arm != "warm"})
+    for arm in missed:
+        print(f"{NAMES[arm]}: the interval of the difference is not above zero")
+    return 1 if missed or len(rows) < 2 else 0
+
+
+def without_gain(differences: dict[str, list[float]]) -> list[str]:
+    """The arms whose difference (mean, low, high) may be zero or less."""
+    return [arm for arm, (_, low, _) in differences.items() if low <= 0]
 
 
 def evaluation(run: Path, arm: str) -> dict[str, Any]:

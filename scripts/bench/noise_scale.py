@@ -2,8 +2,8 @@
 
     scripts/bench/noise_scale.sh RUN [--adapter FOLDER] [--groups N]
 
-The policy gradient of each group of rollouts is computed by itself, for four rewards: success alone or with the
-penalties for wasted steps, credited to episodes (GRPO) or also to steps (GiGPO). RUN is the folder of a run;
+The policy gradient of each group of rollouts is computed by itself, for four rewards: success alone or with a
+penalty for invalid actions, credited to episodes (GRPO) or also to steps (GiGPO). RUN is the folder of a run;
 --adapter is the one its rollouts were sampled with, by default the run's lora.start (right for early iterations, before
 the policy moves much).
 
@@ -33,10 +33,10 @@ from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 REWARDS: dict[str, dict[str, float]] = {
-    "success, GRPO": {"invalid_penalty": 0, "repeat_penalty": 0, "step_weight": 0},
-    "success, GiGPO": {"invalid_penalty": 0, "repeat_penalty": 0, "step_weight": 1},
-    "with penalties, GRPO": {"invalid_penalty": 0.1, "repeat_penalty": 0.1, "step_weight": 0},
-    "with penalties, GiGPO": {"invalid_penalty": 0.1, "repeat_penalty": 0.1, "step_weight": 1},
+    "success, GRPO": {"invalid_penalty": 0, "step_weight": 0},
+    "success, GiGPO": {"invalid_penalty": 0, "step_weight": 1},
+    "with penalty, GRPO": {"invalid_penalty": 0.1, "step_weight": 0},
+    "with penalty, GiGPO": {"invalid_penalty": 0.1, "step_weight": 1},
 }
 
 

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from update import clocks, since
-from warm_policy import BENCH, CONFIG, ROOT, warm_policy
+from warm_policy import BENCH, CONFIG, POLICY_ALONE, ROOT, warm_policy
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
@@ -163,6 +163,7 @@ def main() -> int:
     config = load_config(
         CONFIG,
         [
+            *POLICY_ALONE,
             "model.dtype=float32",
             f"env.max_steps={MAX_STEPS}",
             "agent.context_tokens=2048",  # thirty steps of a hard game stay below: nothing is dropped

@@ -64,6 +64,7 @@ WORLDS = {
     ),
 }
 SETTINGS = {
+    "lifted": True,
     "threshold": 0.9999,  # only equal summaries are one state
     "thought_threshold": 1.0,
     "embedder": {"kind": "hashing"},
@@ -260,7 +261,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        print("no figure: pip install 'saga-agents[plots]'", file=sys.stderr)
+        print("no figure: pip install 'saga-agents[train]'", file=sys.stderr)
         return
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt

@@ -113,11 +113,11 @@ def scores(found: Sequence[Any], settings: Any, embedder: Any, *, shuffle_outcom
             ]
         words = Words.learn(training)
         table = QTable(settings, embedder)
-        table.learn(experiences(training, words, settings, lifted=False))
+        table.learn(experiences(training, words, settings))
         control = table.snapshot().shuffled(number).values
         for place, of in enumerate(found):
             if fold[of.task] == number:
-                [episode] = experiences([of], words, settings, lifted=False)
+                [episode] = experiences([of], words, settings)
                 thoughts = []
                 for visit in episode.visits[:-1]:
                     state, _ = table.find_state(visit.state)

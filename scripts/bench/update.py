@@ -9,6 +9,8 @@ the quick start's LoRA, warm-started (warm_policy.py). Every side runs in a proc
     saga         one iteration: rollouts (train.rollouts, in-process model), then EpisodeGRPOTrainer.update
     merged rows  the update alone on those episodes, again: a row per episode (train.rows)
     step rows    the same episodes and trained tokens, but a row per step: its whole prompt, then what was generated
+    last turns   the same episodes and trained tokens under ``agent.last_turns`` (4): a row per step, whose prompt holds
+                 the first turn and the last four
     trl          one iteration of TRL 1.16's GRPOTrainer with ``environment_factory``, in-process generation
 
     rows, tokens         training sequences, and tokens in them without padding
@@ -37,8 +39,11 @@ What the trl side was given, so that machinery is compared and nothing else:
 
 Rewards are set by hand on all sides (every other rollout of a game gets 1), so that every group has signal.
 
-Exit code 1: the two gradients differ by more than 1e-4 (norms, relative), first prompts differ, or a goal is missed
-(merged rows 0.4x the seconds of step rows; saga's iteration 0.7x of trl's, per environment step too).
+The prompts of "last turns" are not those that the policy saw, so that its gradient is another one: its costs are what
+is compared. In play they come on top, because no cache is reused.
+
+Exit code 1: the gradients of merged and step rows differ by more than 1e-4 (norms, relative), first prompts differ, or
+a goal is missed (merged rows 0.4x the seconds of step rows; saga's iteration 0.7x of trl's, per environment step too).
 """
 
 from __future__ import annotations
@@ -55,16 +60,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warm_policy import BENCH, CONFIG, ROOT, warm_policy
+from warm_policy import BENCH, CONFIG, POLICY_ALONE, ROOT, warm_policy
 
 if TYPE_CHECKING:
-    from train.config import Config
+    from train.config import AgentConfig, Config
+    from train.tokens import TokenCodec
     from train.trajectory import Context, Episode
 
-SIDES = ("saga", "merged rows", "step rows", "trl")
+SIDES = ("saga", "merged rows", "step rows", "last turns", "trl")
+LAST_TURNS = 4
 GOAL_ROWS = 0.4
 GOAL_ITERATION = 0.7
 GRADIENT_TOLERANCE = 1e-4
+RATIOS = {"rows": "rows", "tokens": "tokens", "seconds": "seconds", "cpu seconds": "cpu"}
 OUT = BENCH / "update"
 EPISODES = OUT / "episodes.jsonl.gz"
 
@@ -137,6 +145,7 @@ def settings(args: argparse.Namespace) -> Config:
     return load_config(
         CONFIG,
         [
+            *POLICY_ALONE,
             "model.dtype=float32",
             f"env.max_steps={args.steps}",
             "agent.context_tokens=2048",  # some thirty steps of a hard game stay below: nothing is dropped
@@ -182,6 +191,28 @@ def a_context_a_step(contexts: Sequence[Context]) -> list[Context]:
         for context in contexts
         for span in context.spans
     ]
+
+
+def with_last_turns(episode: Episode, codec: TokenCodec, agent: AgentConfig) -> list[Context]:
+    """The contexts of ``episode``, played without memory, as ``agent.last_turns`` would have built them."""
+    from train.agent import start_conversation
+    from train.chat import Generation
+
+    spans = [(context, span) for context in episode.contexts for span in context.spans]
+    conversation = start_conversation(codec, episode.env, agent)
+    for step, (context, span) in zip(episode.steps, spans, strict=True):
+        prompt = conversation.user(step.observation)
+        ids = context.ids[span.start : span.end]
+        generation = Generation(
+            text=step.text,
+            token_ids=ids,
+            logprobs=span.logprobs or [],
+            finish="stop" if ids[-1] == codec.eot_id else "length",
+            prompt_tokens=len(prompt),
+            adapter=span.adapter,
+        )
+        conversation.reply(generation, step.index)
+    return conversation.contexts
 
 
 def clocks() -> tuple[float, float]:
@@ -277,6 +308,7 @@ def saga_iteration(args: argparse.Namespace) -> dict[str, Any]:
 
 def update_alone(args: argparse.Namespace) -> dict[str, Any]:
     from train.grpo import EpisodeGRPOTrainer
+    from train.tokens import TokenCodec
     from train.trajectory import read_episodes
 
     config = settings(args)
@@ -286,6 +318,10 @@ def update_alone(args: argparse.Namespace) -> dict[str, Any]:
         for episode in episodes:
             episode.contexts = a_context_a_step(episode.contexts)
     model, tokenizer = load_model(config)
+    if args.side == "last turns":
+        agent, codec = config.agent.model_copy(update={"last_turns": LAST_TURNS}), TokenCodec(tokenizer)
+        for episode in episodes:
+            episode.contexts = with_last_turns(episode, codec, agent)
     trainer = EpisodeGRPOTrainer(model, tokenizer, config.grpo, out_dir=OUT, seed=config.run.seed)
     return timed_update(trainer, with_hand_set_returns(episodes, config.grpo.group_size), config)
 
@@ -425,7 +461,7 @@ def report(results: dict[str, dict[str, Any]]) -> int:
     good = True
     print(f"\n{'update':14}{'rows':>6}{'tokens':>9}{'trained':>9}{'padding':>9}{'s':>9}{'cpu s':>9}", end="")
     print(f"{'grad norm':>12}{'GiB':>6}")
-    for side in ("step rows", "merged rows", "trl"):
+    for side in ("step rows", "last turns", "merged rows", "trl"):
         if row := results.get(side):
             norm = f"{row['grad_norm']:.6f}" if "grad_norm" in row else ""
             print(
@@ -438,6 +474,10 @@ def report(results: dict[str, dict[str, Any]]) -> int:
         print(f"  cpu seconds: {merged['cpu'] / steps['cpu']:.2f}x")
         difference = abs(merged["grad_norm"] / steps["grad_norm"] - 1)
         good &= verdict("their gradient norms differ by (relative)", difference, GRADIENT_TOLERANCE)
+    if {"last turns", "merged rows"} <= results.keys():
+        last, merged = results["last turns"], results["merged rows"]
+        ratios = [f"{name} {last[key] / merged[key]:.2f}x" for name, key in RATIOS.items()]
+        print(f"last {LAST_TURNS} turns / merged rows: {', '.join(ratios)}")
     if {"saga", "trl"} <= results.keys():
         good &= report_iterations(results["saga"], results["trl"])
     return 0 if good else 1

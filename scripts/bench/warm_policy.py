@@ -18,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "runs" / "bench"
 CONFIG = ROOT / "configs" / "quickstart.yaml"
+POLICY_ALONE = ["rounds=1", "collect=null", "memory=null", "samem=null"]
+"""Overrides of what the benchmarks of play and update leave out."""
 FOLDER = BENCH / "warm-policy"
 MERGED = BENCH / "warm-policy-merged"
 DEMONSTRATIONS = 40
@@ -46,7 +48,7 @@ def train() -> None:
     from train.sft import optimiser_batches, train_sft
     from train.tokens import TokenCodec
 
-    config = load_config(CONFIG, ["model.dtype=float32", "env.max_steps=20"])
+    config = load_config(CONFIG, [*POLICY_ALONE, "model.dtype=float32", "env.max_steps=20"])
     warm = WarmStartConfig(tasks=f"household/easy/train:0-{DEMONSTRATIONS - 1}", epochs=1, tokens_per_batch=512)
     spec = config.env.model_dump(mode="json")
     jobs = [Job(f"demos/{i:03d}", "demos", task, 0) for i, task in enumerate(load_task_set(warm.tasks, spec))]

@@ -116,7 +116,7 @@ def episodes(run: Path, phase: str) -> list[Episode]:
 
 def test_a_killed_run_goes_on_and_leaves_everything(run: Path) -> None:
     assert list(json.loads((run / "journal.json").read_text())) == [
-        "eval-start", "warm-start", "eval-warm", "grpo-0001", "grpo-0002", "eval-final",
+        "eval-start", "warm-start", "eval-warm", "grpo-0001", "grpo-0002", "eval-final", "round-0001",
     ]  # fmt: skip
     counts = {phase: len(episodes(run, phase)) for phase in ("eval-start", "demos", "eval-warm", "grpo-0001")}
     assert counts == {"eval-start": 3, "demos": 6, "eval-warm": 3, "grpo-0001": 8}
@@ -128,7 +128,10 @@ def test_a_killed_run_goes_on_and_leaves_everything(run: Path) -> None:
     assert [item["id"] for item in evaluation["items"]] == ["easy/1000000", "easy/1000001", "easy/1000002"]
     assert evaluation["adapter"] == "policy-v0002"
     assert len(evaluation["adapter_hash"]) == 64
-    assert "| after RL | 3 |" in (run / "report.md").read_text()
+    report = (run / "report/report.html").read_text()
+    assert "after RL" in report
+    assert "src=" not in report  # needs no network
+    assert (run / "report/held-out.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_warm_start_teaches_the_form(run: Path) -> None:

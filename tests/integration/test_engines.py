@@ -1,10 +1,12 @@
-"""The same greedy episodes on every engine: in process, on vLLM, on two servers, on one that is killed meanwhile."""
+"""The same greedy episodes on every engine: in process, on vLLM, on two servers, on one that is killed meanwhile; and
+training on vLLM, whose batches are a version behind."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -147,6 +149,14 @@ def child_of(process: subprocess.Popen[bytes], log: Path, answers: int) -> psuti
     return server
 
 
+def launch(folder: Path, *args: str) -> subprocess.Popen[bytes]:
+    """``saga ARGS…`` in ``folder``, whose complaints go to its file stderr."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "train.cli", *args]
+    with (folder / "stderr").open("ab") as stderr:
+        return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=stderr)
+
+
 def test_an_evaluation_outlives_its_server(taught: Taught, in_process: list[Episode], tmp_path: Path) -> None:
     """``engine: vllm`` as a user has it, whose server is killed in the middle."""
     settings = {
@@ -160,12 +170,9 @@ def test_an_evaluation_outlives_its_server(taught: Taught, in_process: list[Epis
         "agent.concurrency": 6,
         "pool.workers": 1,
     }
-    command = [sys.executable, "-m", "train.cli", "eval", "smollm2-135m-instruct", "--set", TASKS, "--out", "out"]
-    command += ["--adapter", str(taught.folder), *(f"{key}={json.dumps(value)}" for key, value in settings.items())]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    args = ["eval", "smollm2-135m-instruct", "--set", TASKS, "--out", "out", "--adapter", str(taught.folder)]
+    run = launch(tmp_path, *args, *(f"{key}={json.dumps(value)}" for key, value in settings.items()))
     log = tmp_path / "out/vllm.log"
-    with (tmp_path / "stderr").open("wb") as stderr:
-        run = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
         server = child_of(run, log, answers=10)
         first = [server, *server.children(recursive=True)]
@@ -181,3 +188,87 @@ def test_an_evaluation_outlives_its_server(taught: Taught, in_process: list[Epis
     result = json.loads((tmp_path / "out/evals/eval.json").read_text())
     assert (result["dtype"], result["adapter"]) == ("float32", "policy-v0001")
     assert result["metrics"]["faults"] == 0
+
+
+TRAIN = """\
+run: {name: demo, seed: 3}
+model: {engine: vllm, dtype: float32}
+vllm: {start_s: 900, flags: [--enforce-eager]}
+env: {name: household, max_steps: 4}
+pool: {workers: 1, envs_per_worker: 4}
+agent: {context_tokens: 1024, max_new_tokens: 16, concurrency: 4}
+lora: {rank: 8, alpha: 16, last_layers: 6, start: START}
+grpo:
+  {tasks: 'household/easy/train:0-3', iterations: 3, groups: 2, group_size: 4, temperature: 0.4,
+   invalid_penalty: 0.05, staleness: 1}
+eval: {tasks: 'household/easy/eval:0-0', at_start: false}
+"""
+
+
+def number_of(run: Path, phase: str) -> int:
+    """Episodes of ``phase`` on disk so far."""
+    file = run / f"episodes/{phase}.jsonl.gz"
+    return file.read_bytes().count(b"\x1f\x8b\x08") if file.exists() else 0
+
+
+def journal_of(run: Path) -> dict[str, Any]:
+    file = run / "journal.json"
+    journal: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return journal
+
+
+def named(log: str, what: str) -> list[str]:
+    """The adapter versions that vLLM's log says were ``what``, in this order."""
+    return re.findall(rf"{what} LoRA adapter: name '(policy-v\d+)-[0-9a-f]{{12}}'", log)
+
+
+def test_training_on_vllm_goes_on_after_a_kill(taught: Taught, tmp_path: Path) -> None:
+    """Each batch comes from one version, the newest but one; versions come to the server and leave it."""
+    (tmp_path / "demo.yaml").write_text(TRAIN.replace("START", str(taught.folder)))
+    run, deadline = tmp_path / "runs/demo", time.monotonic() + 1500
+    started = launch(tmp_path, "train", "demo.yaml")
+    try:  # killed while the third batch is rolled out, beside or after the second update
+        while number_of(run, "grpo-0003") < 2:
+            assert started.poll() is None, (tmp_path / "stderr").read_text()[-2000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        servers = psutil.Process(started.pid).children(recursive=True)
+    finally:
+        started.kill()
+        started.wait()
+    assert psutil.wait_procs(servers, timeout=60)[1] == []  # its server and workers ended with it
+    log = (run / "vllm.log").read_text()
+    assert named(log, "Loaded new") == ["policy-v0000", "policy-v0001"]
+    assert named(log, "Removed") == ["policy-v0000"]
+    assert "grpo-0001" in journal_of(run)
+    kept = {episode.id: episode for episode in read_episodes(run / "episodes/grpo-0003.jsonl.gz", repair=True)}
+    assert len(kept) >= 2
+
+    resumed = launch(tmp_path, "train", "demo.yaml", "--resume")
+    assert resumed.wait(timeout=1500) == 0, (tmp_path / "stderr").read_text()[-2000:]
+    assert list(journal_of(run)) == ["start", "grpo-0001", "grpo-0002", "grpo-0003", "eval-final"]
+    played = {
+        phase: list(read_episodes(run / f"episodes/{phase}.jsonl.gz"))
+        for phase in ("grpo-0001", "grpo-0002", "grpo-0003", "eval-final")
+    }
+    assert {phase: len(episodes) for phase, episodes in played.items()} == {
+        "grpo-0001": 8, "grpo-0002": 8, "grpo-0003": 8, "eval-final": 1,
+    }  # fmt: skip
+    assert {phase: {span.adapter for e in episodes for context in e.contexts for span in context.spans}
+            for phase, episodes in played.items()} == {
+        "grpo-0001": {"policy-v0000"},
+        "grpo-0002": {"policy-v0000"},  # rolled out beside the first update
+        "grpo-0003": {"policy-v0001"},
+        "eval-final": {"policy-v0003"},
+    }  # fmt: skip
+    assert [kept[e.id] for e in played["grpo-0003"] if e.id in kept] == [e for e in played["grpo-0003"] if e.id in kept]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    updates = {line["phase"]: line for line in lines if line["phase"].startswith("grpo-")}
+    assert [update["staleness"] for update in updates.values()] == [0, 1, 1]
+    assert sum(update["optimiser_steps"] for update in updates.values()) > 0  # there was something to learn
+    differences = [update["sampler_mean_difference"] for update in updates.values() if update["optimiser_steps"]]
+    assert max(differences) < 0.05  # float arithmetic, and one small step of the weights
+    after = (run / "vllm.log").read_text()[len(log) :]
+    assert named(after, "Loaded new")[-1] == "policy-v0003"
+    assert sorted(named(after, "Removed")) == sorted(named(after, "Loaded new"))  # nothing is left behind
+    assert json.loads((run / "result.json").read_text())["adapter"] == "adapters/policy-v0003"

@@ -49,6 +49,24 @@ def env() -> Iterator[HouseholdEnv]:
     env.close()
 
 
+def test_the_world_tells_what_is_held(env: HouseholdEnv) -> None:
+    """In some twenty episodes of the expert: what it took and has not put down, nothing else."""
+    told = set()
+    for seed in range(20):
+        result = env.reset(household_task("easy", seed))
+        held: list[str] = []
+        while not result.done:
+            assert result.inventory == held
+            verb, *words = env.expert().action.split()
+            result = env.step(" ".join([verb, *words]))
+            if verb == "take":
+                held = [" ".join(words[:2])]
+            elif verb == "move":
+                held = []
+            told.update(result.inventory or [])
+    assert len(told) > 5
+
+
 @pytest.mark.parametrize(("difficulty", "seed", "sha256"), FROZEN)
 def test_games_are_frozen(difficulty: str, seed: int, sha256: str) -> None:
     assert hashlib.sha256(generate(difficulty, seed).encode()).hexdigest() == sha256

@@ -14,14 +14,21 @@ import pytest
 from sqlalchemy import text
 
 from memory import schema
+from memory.embedding import HashingEmbedder
 from memory.exchange import export_memory, import_memory
+from memory.experience import Experience, Visit
+from memory.qtable import QTable
 from memory.records import EpisodeItem, MemoryRecordError
+from memory.samem_settings import SamemSettings
+from memory.samem_store import load_table, read_barriers, save_barrier, table_provenance
 from memory.store import LedgerEntry, Store
 from memory.trace import trace_down, trace_up
 from tests.integration.postgres import Server, serve
 from tests.unit import test_memory_store as unit
+from tests.unit import test_samem_store as samem
 from tests.unit.test_memory_exchange import filled
 from tests.unit.test_memory_migrations import drop_newer
+from tests.unit.test_samem_exchange import learn_table
 from tests.vault import PRINCIPLE, episode, hierarchy, trajectory
 
 pytestmark = pytest.mark.integration
@@ -41,7 +48,8 @@ def store(server: Server) -> Iterator[Store]:
 
 
 # What holds for SQLite holds for PostgreSQL: the same tests, on the fixture above.
-globals().update({name: test for name, test in vars(unit).items() if name.startswith("test_")})
+for module in (unit, samem):
+    globals().update({name: test for name, test in vars(module).items() if name.startswith("test_")})
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -147,8 +155,45 @@ def test_a_killed_writer_leaves_whole_writes_behind(url: str) -> None:
         assert len(store.items(1)) == len(told) + 1
 
 
+def learn_some(url: str, batches: int, ready: Event) -> None:
+    """The one that learns: a barrier at a time, each of one episode in a state of its own."""
+    with Store(url) as store:
+        table = QTable(SamemSettings(), HashingEmbedder())
+        ready.wait()
+        for number in range(batches):
+            visits = (Visit(0, f"room {number} {number} {number}", "go on", (1.0,)),)
+            save_barrier(store, table, table.learn([Experience(f"t-{number}", str(number), visits)]), None)
+
+
+def read_tables(url: str, stop: Event) -> None:
+    """One that plays: whatever it loads is a table as it stood at a barrier."""
+    with Store(url, create=False) as store:
+        while not stop.is_set():
+            table, _ = load_table(store, SamemSettings(), HashingEmbedder())
+            told = read_barriers(store)
+            if table.barriers:
+                assert table.snapshot().id == told[table.barriers - 1].snapshot
+
+
+def test_readers_see_whole_tables_while_one_learns(url: str) -> None:
+    go, stop = spawn.Event(), spawn.Event()
+    Store(url).close()
+    readers = [spawn.Process(target=read_tables, args=(url, stop)) for _ in range(2)]
+    learner = spawn.Process(target=learn_some, args=(url, 40, go))
+    for process in (learner, *readers):
+        process.start()
+    go.set()
+    assert finished(learner) == [0]
+    stop.set()
+    assert finished(*readers) == [0, 0]
+    with Store(url) as store:
+        table, _ = load_table(store, SamemSettings(), HashingEmbedder())
+        assert (table.barriers, table.episodes, sum(table.visits)) == (40, 40, 40)
+
+
 def test_a_memory_moves_between_sqlite_and_postgresql(server: Server, tmp_path: Path) -> None:
     first = filled(tmp_path)
+    table = learn_table(first)
     export_memory(first, tmp_path / "a.jsonl")
     with server.database() as url, Store(url) as second:
         import_memory(second, tmp_path / "a.jsonl")
@@ -156,6 +201,9 @@ def test_a_memory_moves_between_sqlite_and_postgresql(server: Server, tmp_path: 
         assert second.snapshot() == first.snapshot()
         assert second.stats() == first.stats()
         assert second.provenance() == first.provenance()
+        loaded, _ = load_table(second, table.settings, HashingEmbedder())
+        assert loaded.snapshot().id == table.snapshot().id
+        assert table_provenance(second) == table_provenance(first) == {("vault", "task-0"), ("vault", "task-1")}
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
 
 

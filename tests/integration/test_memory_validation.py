@@ -170,7 +170,9 @@ def test_false_rules_are_rejected_by_the_audit_and_by_validation(
                 for item in items.values()
                 for link in store.links(upper=rule.id, relation="supports")
             ]
-            assert store.write(list(items.values()), links).rejected == []
+            evidence = [cited.model_dump() for cited in links[0].evidence]
+            harm = {item.id: {"harmful": True, "evidence": evidence} for item in items.values()}
+            assert store.write(list(items.values()), links, harm).rejected == []
             audit_store(store, host)
             assert {store.item(item.id).status for item in items.values()} <= {"candidate", "rejected"}
             for item in items.values():  # as if it had passed

@@ -85,7 +85,14 @@ def test_a_killed_jvm_is_a_fault_and_the_next_episode_plays() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["scienceworld/strict-175", "scienceworld/dev-30", "household/easy/eval-48", "household/medium/eval-102"]
+    "name",
+    [
+        "scienceworld/strict-175",
+        "scienceworld/dev-30",
+        "scienceworld/train-90",
+        "household/easy/eval-48",
+        "household/medium/eval-102",
+    ],
 )
 def test_manifests_equal_their_source(name: str) -> None:
     """When a generator is changed on purpose: python -m envs.tasksets --freeze NAME."""

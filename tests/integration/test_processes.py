@@ -133,7 +133,7 @@ def test_saga_train_in_two_processes(smollm2_folder: Path, tmp_path: Path) -> No
     assert printed.count("held-out games") == 1
     run = tmp_path / "runs/demo"
     phases = list(json.loads((run / "journal.json").read_text()))
-    assert phases == ["warm-start", "eval-warm", "grpo-0001", "eval-final"]
+    assert phases == ["warm-start", "eval-warm", "grpo-0001", "eval-final", "round-0001"]
     assert json.loads((run / "result.json").read_text())["adapter"] == "adapters/policy-v0001"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (update,) = [line for line in lines if line["phase"] == "grpo-0001"]

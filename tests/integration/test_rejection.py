@@ -43,4 +43,4 @@ def test_the_shortest_own_successes_are_learnt_from(smollm2_folder: Path, tmp_pa
     losses = [line["loss"] for line in lines if line["phase"] == "rejection"]
     assert losses
     assert json.loads((run / "result.json").read_text())["adapter"] == "adapters/policy-v0001"
-    assert "after rejection sampling" in (run / "report.md").read_text()
+    assert "after rejection sampling" in (run / "report/report.html").read_text()

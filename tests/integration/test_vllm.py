@@ -223,6 +223,11 @@ def test_an_adapter_that_the_server_refuses_leaves_the_old_one_in_use(
 
 def test_errors_name_what_is_served_and_what_does_not_fit(vllm_server: VLLMServer, codec: TokenCodec) -> None:
     async def use(model: ServerModel) -> None:
+        await model.check(4096, 2)
+        with pytest.raises(ConfigError, match=r"agent.context_tokens: 4097, .* at most 4096 tokens"):
+            await model.check(4097)
+        with pytest.raises(ConfigError, match=r"holds 2 adapters in a batch, but grpo\.staleness 2 needs 3"):
+            await model.check(4096, 3)
         with pytest.raises(ModelFault, match=r"HTTP 400: .*4096"):
             await model.complete([5] * 4095, GREEDY, "a")
         other = ServerModel([vllm_server.url], "qwen", codec)

@@ -111,18 +111,6 @@ def test_invalid_actions_cost_where_they_were_made() -> None:
     assert penalised_rewards(played(("s", 0.0, False), ("s", 1.0, True)), 0.05) == [-0.05, 1.0]
 
 
-def test_repeats_cost_too_and_where_both_fit_the_larger_penalty_counts() -> None:
-    def step(i: int, action: str, valid: bool, result: str) -> Step:
-        return Step(index=i, observation="", text=action, action=action, valid=valid, result=result)
-
-    tried = [("look", True, "a room"), ("fly", False, "no"), ("fly", False, "no"), ("look", True, "a room")]
-    tried += [("look", True, "a kitchen")]  # the world has changed: no repetition
-    episode = Episode(id="e", phase="p", env="x", task="t", task_type="k", seed=0)
-    episode.steps = [step(i, *what) for i, what in enumerate(tried)]
-    assert penalised_rewards(episode, 0.1, 0.3) == [0.0, -0.1, -0.3, -0.3, 0.0]
-    assert penalised_rewards(episode, 0.3, 0.1) == [0.0, -0.3, -0.3, -0.1, 0.0]
-
-
 def test_token_advantages_of_grpo_and_gigpo_by_hand() -> None:
     """Both start in s. One goes on to t and wins; the other wastes a step in s, goes to t and loses."""
     group = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -17,12 +18,20 @@ import pytest
 import torch
 
 from envs.base import StepResult
+from tests.tiny import tiny_tokenizer
+from tests.tiny_policy import tiny_base
+from train.adapters import new_adapter
+from train.agent import start_conversation
+from train.chat import Generation
+from train.config import AgentConfig, ConfigError, LoraConfig, load_config, save_config
 from train.rows import rows_of
+from train.tokens import TokenCodec
 from train.trajectory import Context, Episode, Span, Step
 
 pytestmark = pytest.mark.unit
 
-BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "scripts" / "bench"
 
 
 def script(name: str) -> ModuleType:
@@ -65,6 +74,33 @@ def test_a_row_a_step_holds_the_whole_prompt_and_trains_the_same_tokens() -> Non
         [16],
     ]
     assert sum(row.trained_tokens for row in rows_of(merged)) == 3
+
+
+def test_an_episode_under_last_turns_has_the_prompts_that_the_agent_would_build() -> None:
+    update, codec = script("update"), TokenCodec(tiny_tokenizer())
+    agent = AgentConfig(context_tokens=2048)
+    conversation, steps = start_conversation(codec, "household", agent), []
+    for index, (seen, said) in enumerate((("A room.", "look"), ("A shelf.", "go"), ("A mug.", "take"), ("Done.", "x"))):
+        conversation.user(seen)
+        ids = codec.reply(f"Action: {said}")
+        cut = index == 2  # by length: no token ends this turn
+        conversation.reply(
+            Generation(said, ids[:-1] if cut else ids, [-1.0] * (len(ids) - cut), "length" if cut else "stop"), index
+        )
+        steps.append(Step(index=index, observation=seen, text=said))
+    played = episode(0, conversation.contexts).model_copy(update={"steps": steps})
+    assert update.with_last_turns(played, codec, agent) == played.contexts
+    [*_, last] = update.with_last_turns(played, codec, agent.model_copy(update={"last_turns": 1}))
+    text = tiny_tokenizer().decode(last.ids, skip_special_tokens=False)
+    assert text.partition("A room.")[2] == (
+        "\n[2 turns left out]\nA mug.<|im_end|>\n<|im_start|>assistant\nAction: take<|im_end|>\n"
+        "<|im_start|>user\nDone.<|im_end|>\n<|im_start|>assistant\nAction: x<|im_end|>"
+    )
+    rows = rows_of(played.model_copy(update={"contexts": update.with_last_turns(played, codec, agent)}))
+    assert [row.trained_tokens for row in rows] == [13 + 11 + 12 + 10]  # "Action: look" and the end of turn, ...
+    agent = agent.model_copy(update={"last_turns": 1})
+    rows = rows_of(played.model_copy(update={"contexts": update.with_last_turns(played, codec, agent)}))
+    assert [row.trained_tokens for row in rows] == [13, 11, 12, 10]
 
 
 def test_every_other_rollout_of_a_group_gets_a_return_of_one_at_its_last_step() -> None:
@@ -110,6 +146,85 @@ def test_the_goal_of_merged_rows_decides_the_exit_code(
     }
     assert script("update").report(results) == code
     assert ("MISSED" in capsys.readouterr().out) == bool(code)
+
+
+# ---- learning.py
+
+
+def test_an_arm_that_was_run_with_other_settings_is_an_error_that_names_them(tmp_path: Path) -> None:
+    learning = script("learning")
+    run = tmp_path / "elsewhere/learning-household-warm"
+    run.mkdir(parents=True)
+    settings = learning.settings_of("household", "warm", tmp_path, ["grpo=null", "run.seed=1"])
+    save_config(load_config(ROOT / "configs/learning-household.yaml", settings), run / "config.yaml")
+    (run / "result.json").write_text("{}")
+    learning.run_arm("household", "warm", run.parent, ["run.seed=1"])  # nothing is run: it would fail in a test
+    with pytest.raises(
+        ConfigError, match=r"learning-household-warm was run with other settings \(agent\.thoughts, run\.seed\); give"
+    ):
+        learning.run_arm("household", "warm", run.parent, ["run.seed=2", "agent.thoughts=true"])
+
+
+def test_arms_without_a_gain_are_named() -> None:
+    differences = {"grpo": [0.05, 0.01, 0.09], "gigpo": [0.03, -0.01, 0.08], "third": [0.02, 0.0, 0.04]}
+    assert script("learning").without_gain(differences) == ["gigpo", "third"]
+    assert script("learning").without_gain({"grpo": [0.05, 0.01, 0.09]}) == []
+
+
+@pytest.mark.parametrize(("lost", "code", "named"), [(0, 0, False), (1, 1, True)])
+def test_every_arm_must_gain(
+    lost: int,
+    code: int,
+    named: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of 40 games the warm start wins none, GRPO all, GiGPO all or ``lost``."""
+    learning = script("learning")
+    monkeypatch.setattr(learning, "draw", lambda *_: None)
+    won = {"warm": 0, "grpo": 40, "gigpo": 0 if lost else 40}
+    for arm, count in won.items():
+        run = tmp_path / f"learning-household-{arm}"
+        (run / "evals").mkdir(parents=True)
+        (run / "metrics.jsonl").write_text('{"step": 1, "phase": "grpo-0001", "steps": 2.5, "episodes": 4}\n')
+        items = [{"id": str(game), "won": game < count} for game in range(40)]
+        metrics = {"items": 40, "success": count / 40, "success_interval": [0.0, 1.0], "invalid_rate": 0.0}
+        result = {"items": items, "metrics": metrics, "adapter_hash": "a", "manifest_hash": "m"}
+        (run / f"evals/eval-{'warm' if arm == 'warm' else 'final'}.json").write_text(json.dumps(result))
+    assert learning.report("household", tmp_path, ["warm", "grpo", "gigpo"]) == code
+    printed = capsys.readouterr().out
+    assert ("warm start + GiGPO: the interval of the difference is not above zero\n" in printed) == named
+    assert "warm start + GRPO: the interval" not in printed
+    rows = json.loads((tmp_path / "learning-household/result.json").read_text())
+    assert rows["grpo"]["difference"] == [1.0, 1.0, 1.0]
+    assert rows["grpo"]["env_steps"] == 10
+
+
+# ---- kv_cache.py
+
+
+@pytest.mark.parametrize(("cpu", "same", "code"), [(10.0, True, 0), (10.1, True, 1), (5.0, False, 1)])
+def test_keeping_must_pay_and_change_no_action(
+    cpu: float, same: bool, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"steps": 4, "prompts": 100, "generated": 20, "actions": [["a", "b"], ["c", "d"]]}
+    results = {
+        "nothing": row | {"seconds": 20.0, "cpu": 10.0, "computed": 120},
+        "episodes": row | {"seconds": 5.0, "cpu": 2.0, "computed": 60},
+        "all": row | {"seconds": 4.0, "cpu": cpu, "computed": 30, "actions": row["actions"] if same else [["a"]]},
+    }
+    assert script("kv_cache").report(results) == code
+    printed = capsys.readouterr().out
+    assert "episodes / nothing: tokens computed 0.50x, seconds 0.25x, cpu seconds 0.20x, actions equal\n" in printed
+
+
+def test_tokens_that_go_through_the_model_are_counted() -> None:
+    model = new_adapter(tiny_base(), LoraConfig(rank=8), seed=0)
+    counter = script("kv_cache").Counter(model)
+    model.get_base_model()(input_ids=torch.tensor([[1, 5, 9, 4, 7]]))
+    model.get_base_model()(input_ids=torch.tensor([[1, 5]]))
+    assert counter.tokens == 7
 
 
 # ---- rollout.py
@@ -208,7 +323,7 @@ def test_the_tiny_model_is_updated_on_rows_of_their_own_micro_batches(monkeypatc
 # ---- launchers
 
 
-@pytest.mark.parametrize("name", ["update", "rollout", "gpu_update"])
+@pytest.mark.parametrize("name", ["update", "rollout", "gpu_update", "kv_cache"])
 def test_launchers_use_the_activated_environment(name: str, tmp_path: Path) -> None:
     fake = tmp_path / "python"
     fake.write_text('#!/bin/sh\necho "$@" threads "$OMP_NUM_THREADS"\n')

@@ -73,17 +73,27 @@ def test_what_does_not_match_is_warned_of() -> None:
     assert found.warnings == [
         "1 items are in A only and were left out (for example z)",
         "1 items are in B only and were left out (for example v)",
-        "1 items have unequal numbers of episodes (for example x)",
+        "1 items were played with other seeds (for example x)",
         'the manifests differ: "m" and "n"',
         "the seeds differ: [0] and [0, 1]",
         'the number formats of the weights differ: "float32" and "bfloat16"',
         "1 of 4 episodes of B ended by a fault and count as lost (the first: y, env_error)",
-        "75.0 % of the episodes of B scored 0: on such a floor little can be told apart; compare on easier items or "
-        "with a stronger policy",
+        "1 items ended by a fault more often in one of them, which counts against it: evaluate that one anew (for "
+        "example y)",
+        "75.0 % of the episodes of B scored 0 (more than 70.0 %): on such a floor little can be told apart; compare on "
+        "easier items or with a stronger policy",
+    ]
+    assert compare(a, b, meant={"seeds", "manifest_hash"}).warnings == [
+        warning for warning in found.warnings if not warning.startswith(("the seeds", "the manifests"))
     ]
     assert found.rows[0].b == 0.25  # x won once of two, y by a fault not at all
     with pytest.raises(ConfigError, match="no item in common"):
         compare(evaluation(item("x", True)), evaluation(item("y", True)))
+
+
+def test_equal_numbers_of_other_seeds_are_no_match() -> None:
+    a, b = (evaluation(item("x", True, seed=seed), item("y", False, seed=0)) for seed in (0, 1))
+    assert compare(a, b, ("none", "full")).warnings == ["1 items were played with other seeds (for example x)"]
 
 
 def test_an_evaluation_is_found(tmp_path: Path) -> None:

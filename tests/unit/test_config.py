@@ -37,7 +37,7 @@ def test_saved_config_reads_back_equal(minimal: Path, tmp_path: Path) -> None:
         ("env.max_step=3", "env.max_step: unknown key (value 3); did you mean 'max_steps'?"),
         ("env.name=minecraft", "env.name: 'minecraft'; name one of household, alfworld, scienceworld, jericho"),
         ("env={max_steps: 3}", "env.name: None; name one of household"),
-        ("foo=1", "foo: unknown key (value 1); known keys: run, model,"),
+        ("foo=1", "foo: unknown key (value 1); known keys: run, rounds, model,"),
         ("agent.thoughts=ja", "agent.thoughts: 'ja': Input should be a valid boolean"),
         ("run.seed=-1", "run.seed: -1: Input should be greater than or equal to 0"),
         ("model.engine=server", "engine 'server' needs urls"),
@@ -50,6 +50,9 @@ def test_saved_config_reads_back_equal(minimal: Path, tmp_path: Path) -> None:
         ("run.name.x=1", "'name' holds the value 'demo', not a section"),
         ("run.seed=[", "is not a YAML value"),
         ("warm_start.epochs=1", "warm_start.tasks: missing"),
+        ("samem.recall=replace", "with agent.thoughts false it has none; set agent.thoughts: true"),
+        ("samem.epsilon_end=0.5", "samem: epsilon_end: 0.5 is above epsilon_start 0.3"),
+        ("samem.gama=0.5", "samem.gama: unknown key (value 0.5); did you mean 'gamma'?"),
     ],
 )
 def test_a_mistake_names_field_value_and_remedy(minimal: Path, override: str, message: str) -> None:

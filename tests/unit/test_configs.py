@@ -1,8 +1,11 @@
+import re
 from pathlib import Path
 
 import pytest
 
 from envs.tasksets import describe_task_sets
+from train.ablate import base_config
+from train.arms import arm_config, parse_arms
 from train.config import load_config
 
 pytestmark = pytest.mark.unit
@@ -20,6 +23,28 @@ def test_a_config_validates_and_starts_with_the_command_that_runs_it(path: Path)
     config = load_config(path)
     assert path.read_text().splitlines()[0] == f"# saga train configs/{path.name}"
     assert config.run.name == path.stem
+
+
+PAPERS = sorted((Path(__file__).parents[2] / "configs/papers").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.name)
+def test_an_experiment_of_a_paper_loads_and_says_how_it_is_run(path: Path) -> None:
+    """The first line is the command; its arms can be had; episodes in flight find a game to play."""
+    config, text = load_config(path), path.read_text()
+    assert config.run.name == path.stem
+    command = text.splitlines()[0].removeprefix("# ")
+    assert f" configs/papers/{path.name}" in command
+    assert text.split(".yaml")[0].startswith(("# saga train ", "# saga ablate "))
+    arms = re.search(r"--arms (\S+)", command)
+    for name, arm in parse_arms(arms[1].split(",")).items() if arms else ():
+        arm_config(base_config(str(path), [], 2), name, arm)
+    assert config.agent.concurrency <= config.pool.workers * config.pool.envs_per_worker
+    sections = [getattr(config, name, None) for name in ("warm_start", "rejection", "collect", "grpo", "eval")]
+    assert {section.tasks.split(":")[0] for section in sections if section is not None} <= KNOWN_SETS
+    header = " ".join(text.split("\n\n")[0].replace("#", " ").split())
+    assert "ublished" in header or "report" in header
+    assert "ot yet run" in header
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)

@@ -236,3 +236,14 @@ def test_every_executed_token_is_trained_once_with_the_samplers_logprob(
     assert trained == executed
     if last_turns is None and budget == 10_000:
         assert len(rows) <= 1
+
+
+def test_falling_back_leaves_a_given_reply_untrained(codec: TokenCodec) -> None:
+    talk = conversation(codec)
+    talk.user("room")
+    talk.demonstrate("Action: a", 0, trained=False, author="recalled")
+    talk.reject("no")
+    talk.reply(generation(codec, "b"), 0)
+    talk.fall_back()
+    [span] = talk.contexts[0].spans
+    assert (span.trained, span.adapter) == (False, "recalled")

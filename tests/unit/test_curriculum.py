@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from envs.base import Task
 from train.curriculum import iteration_tasks, rate_share, step_cap, total_signal, type_weights
-from train.loop import successes
 from train.trajectory import Episode, Step
+from train.warm import successes
 
 pytestmark = pytest.mark.unit
 
@@ -38,21 +38,27 @@ def test_signals_add_up() -> None:
 
 @given(st.integers(1, 20), st.integers(0, 1000))
 def test_uniform_draws_repeat_no_task_before_all_came(count: int, seed: int) -> None:
-    drawn = [task.id for i in range(1, 8) for task in iteration_tasks(TASKS, count, i, seed)]
+    drawn = [task.id for i in range(1, 8) for task in iteration_tasks(TASKS, count, i, seed, first=(i - 1) * count)]
     for start in range(0, len(drawn) - 11, 12):
         assert len(set(drawn[start : start + 12])) == 12
 
 
 def test_preferred_types_come_more_often_and_the_draw_is_reproducible() -> None:
     signal = {"pick": [98, 98], "clean": [0, 98], "heat": [0, 98]}  # weights 0.99, 0.01, 0.01 before normalising
-    drawn = [t for i in range(1, 101) for t in iteration_tasks(TASKS, 5, i, 0, prefer_signal=0.8, signal=signal)]
+
+    def draw() -> list[Task]:
+        return [
+            task
+            for i in range(1, 101)
+            for task in iteration_tasks(TASKS, 5, i, 0, first=5 * (i - 1), prefer_signal=0.8, signal=signal)
+        ]
+
+    drawn = draw()
     counts = Counter(task.type for task in drawn)
     # 0.8 * 0.98 + 0.2 / 3 = 0.85 of 500.
     assert 390 < counts["pick"] < 460
     assert min(counts["clean"], counts["heat"]) > 10
-    assert drawn == [
-        t for i in range(1, 101) for t in iteration_tasks(TASKS, 5, i, 0, prefer_signal=0.8, signal=signal)
-    ]
+    assert drawn == draw()
 
 
 def test_the_shortest_successes_are_kept() -> None:

@@ -59,6 +59,48 @@ def test_a_slice_keeps_what_brought_a_name_into_view() -> None:
     assert [event.action for event in relevant(told.events, "")] == ["walk to shelf 1", "rub cup 1 with rag 1"]
 
 
+def test_a_look_that_shows_a_name_takes_along_what_led_there() -> None:
+    told = run(
+        0,
+        "walk to yard 1 | Fine.",
+        "walk to attic 1 | Fine.",
+        "look | There is a cup 1.",
+        "walk to rag 1 | Fine.",
+        "rub cup 1 with rag 1",
+        goal="",
+    )
+    assert [event.action for event in relevant(told.events, "")] == [
+        "walk to attic 1",
+        "look",
+        "walk to rag 1",
+        "rub cup 1 with rag 1",
+    ]
+
+
+def test_a_step_that_a_look_or_the_goal_explains_is_no_search() -> None:
+    """Where the thing is found, and where it is brought to, differ each time and are named by no other step."""
+    names = ("yard", "attic", "shed", "hall", "loft", "barn", "well", "gate")
+    runs = [
+        run(
+            number,
+            f"walk to {place} | Fine.",
+            f"look | There is a cup {number}.",
+            f"rub cup {number} with rag 1 | Fine.",
+            f"walk to {names[-1 - number]} | Fine.",
+            f"drop cup {number} into box 1 | Fine.",
+            goal=f"bring a cup to the {names[-1 - number]}",
+        )
+        for number, place in enumerate(names)
+    ]
+    found = align(runs, "brighten", min_share=0.2, min_support=2, most=3)
+    assert [(procedure.steps, procedure.goal) for procedure in found] == [
+        (
+            ("walk to {0}", "look", "rub cup {1} with rag 1", "walk to {2}", "drop cup {1} into box 1"),
+            "bring a cup to the {2}",
+        )
+    ]
+
+
 def test_a_repeated_block_counts_once() -> None:
     told = run(0, *["walk to cup 1", "rub cup 1 with rag 1"] * 3, "drop cup 1 into box 1")
     assert [event.action for event in relevant(told.events, "")] == [

@@ -1,6 +1,7 @@
 """The audit of a whole memory: judgements and statuses in the store, and the table of ``saga memory audit``."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -24,6 +25,11 @@ RULES = {
 }
 
 
+def harm(evidence: tuple[Evidence, ...]) -> dict[str, Any]:
+    """The verdict without which no predicate is taken."""
+    return {"harmful": True, "evidence": [one.model_dump() for one in evidence]}
+
+
 def fill(url: str) -> dict[str, str]:
     """A store with made-up trajectories, and the rules resting on the first success; returns the rules' ids."""
     trajectories = [episode(seed) for seed in range(120)]
@@ -39,7 +45,7 @@ def fill(url: str) -> dict[str, str]:
     ]
     with Store(url) as store:
         store.add_trajectories(trajectories)
-        report = store.write([low, middle, *rules], links)
+        report = store.write([low, middle, *rules], links, {rule.id: harm(evidence) for rule in rules})
     assert not report.rejected
     return {rule.condition: rule.id for rule in rules}
 
@@ -113,7 +119,7 @@ def test_a_principle_without_any_trajectory_of_known_outcome_stays_open(tmp_path
             Link(lower=low.id, upper=middle.id, evidence=evidence),
             Link(lower=middle.id, upper=rule.id, evidence=evidence),
         ]
-        assert not store.write([low, middle, rule], links).rejected
+        assert not store.write([low, middle, rule], links, {rule.id: harm(evidence)}).rejected
         [row] = audit_store(store, host)
         assert (row.audit.decision, row.status) == ("open", "candidate")
         assert row.audit.reason == "no trajectory of known outcome"

@@ -87,6 +87,29 @@ def test_occasions_see_as_much_as_a_context() -> None:
     assert sizes == (HISTORY, OBSERVATION, RESULT, GOAL)
 
 
+def test_a_form_that_the_world_calls_valid_is_not_unknown_though_nothing_came_of_it() -> None:
+    """Every gate is open already, whoever opens it; nobody knows how to sing."""
+
+    def one(number: int) -> Trajectory:
+        told = [("walk", f"place {number}", "You walk.", True), ("open", f"gate {number}", "It is open already.", True)]
+        told += [("open", f"gate {number}", "It is open already.", True), ("sing", f"song {number}", "What?", False)]
+        steps = tuple(
+            TraceStep(index=i, observation="", action=f"{verb} {name}", result=answer, valid=valid)
+            for i, (verb, name, answer, valid) in enumerate(told)
+        )
+        return Trajectory(source=f"test#{number}", world="w", grammar="g", task="t", steps=steps)
+
+    told = [one(number) for number in range(8)]
+    grammar = fit_grammar(told)
+    refusals = learn_refusals(told, grammar)
+    assert refusals == ("It is open already.", "What?")
+    runs = read_runs(told, grammar, refusals)
+    at = gather(runs, ["walk {0}", "open {0}", "sing {0}"])[""]
+    [forms] = [one.forms for one in general_candidates(at, [], 1) if one.name == "form"]
+    assert "sing {0}" not in forms
+    assert set(forms) == {"open {0}", "walk {0}"}
+
+
 def test_words() -> None:
     opened, walked = ("open {0}", 0, 1), ("walk to {0}", ANY, ANY)
     assert Condition("done", True, (opened,)).words() == "`open {1}` has been done before"

@@ -14,7 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memory.exchange import export_memory, import_memory
-from memory.records import EpisodeItem, Evidence, Link, MemoryRecordError, ProcedureItem, TraceStep, Trajectory
+from memory.records import (
+    EpisodeItem,
+    Evidence,
+    Link,
+    MemoryRecordError,
+    Predicate,
+    ProcedureItem,
+    TraceStep,
+    Trajectory,
+)
 from memory.store import LedgerEntry, Store
 from tests.vault import PRINCIPLE, PROCEDURE, episode, hierarchy, link, trajectory
 
@@ -36,6 +45,7 @@ def filled(folder: Path, name: str = "first") -> Store:
     store.add_trajectories([later])
     told = episode(later)
     store.write([told], [link(later.id, told.id, later), link(told.id, PROCEDURE.id, later)])
+    store.judge(PRINCIPLE.id, "harm", {"harmful": False}, round=1)
     store.snapshot("round 2")
     store.set_status(PRINCIPLE.id, "validated", "helped", round=2)
     store.write([], [link(PROCEDURE.id, PRINCIPLE.id, of, quote="nowhere")])
@@ -54,7 +64,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     counts = export_memory(first, tmp_path / "a.jsonl")
     assert counts == {
         "trajectory": 2, "episode": 2, "procedure": 1, "principle": 1, "status": 6, "link": 5, "snapshot": 2,
-        "credit": 7, "judgement": 1, "rejection": 1,
+        "credit": 7, "judgement": 2, "rejection": 1,
     }  # fmt: skip
     added = import_memory(second, tmp_path / "a.jsonl")
     assert added == {kind: count for kind, count in counts.items() if kind != "status"}
@@ -129,7 +139,7 @@ def without(kind: str, which: Callable[[dict[str, Any]], bool] = lambda line: Tr
         (lambda read: read.pop(3), r":4: kind: .*, but e-.* above has no status"),
         (lambda read: read.append(read[1]), "after the end line"),
         (lambda read: read.pop(0), "only it, is the first line"),
-        (change(0, lambda line: line.update(version=2)), r":1: version: 2; this version reads 1"),
+        (change(0, lambda line: line.update(version=1)), r":1: version: 1; this version reads 2"),
         (change(0, lambda line: line.update(format="other")), "'saga-memory'"),
         (of_kind("trajectory", lambda line: line["record"].update(goal="x")), r":2: id: 't-.*it was changed"),
         (of_kind("trajectory", lambda line: line.update(extra=1)), "trajectory.extra: Extra inputs"),
@@ -182,6 +192,48 @@ def test_an_invented_rule_needs_evidence_like_any_other(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in read))
     with pytest.raises(MemoryRecordError, match=f"none in the file supports {alone.id}"):
         import_memory(open_store(tmp_path, "third"), path)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (None, "predicate: comes without a judgement of harm"),
+        ({"harmful": False}, "predicate: violating the principle is not judged harmful"),
+        (
+            {"harmful": True, "evidence": [{"trajectory": "T", "step": 0, "quote": "fire"}]},
+            "quote: 'fire' does not",
+        ),
+    ],
+)
+def test_an_invented_predicate_needs_a_judgement_of_harm(
+    tmp_path: Path, told: dict[str, Any] | None, message: str
+) -> None:
+    first, of = open_store(tmp_path, "first"), trajectory()
+    first.add_trajectories([of])
+    items, links = hierarchy(of)
+    checked = PRINCIPLE.model_copy(update={"predicate": Predicate(trigger="true", requirement="step > 1")})
+    harm = {"harmful": True, "evidence": [{"trajectory": of.id, "step": 0, "quote": "click"}]}
+    links = [*links[1:], link(PROCEDURE.id, checked.id, of)]
+    assert first.write([checked, *items[1:]], links, {checked.id: harm}).rejected == []
+    path = tmp_path / "a.jsonl"
+    export_memory(first, path)
+    second = open_store(tmp_path, "second")
+    assert import_memory(second, path)["judgement"] == 1
+    assert second.judgements(checked.id) == first.judgements(checked.id)
+    read = lines(path)
+    place = next(number for number, line in enumerate(read) if line["kind"] == "judgement")
+    if told is None:
+        del read[place]
+        read[-1]["lines"] -= 1
+    else:
+        for cited in told.get("evidence", []):
+            cited["trajectory"] = of.id
+        read[place]["judgement"]["verdict"] = told
+    path.write_text("".join(json.dumps(line) + "\n" for line in read))
+    third = open_store(tmp_path, "third")
+    with pytest.raises(MemoryRecordError, match=f"{checked.id}: .*{message}"):
+        import_memory(third, path)
+    assert third.items(3) == []
 
 
 @pytest.mark.parametrize(

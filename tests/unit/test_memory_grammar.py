@@ -54,6 +54,24 @@ def test_a_word_within_names_is_not_fixed() -> None:
     assert ActionGrammar.fit(actions, texts).templates == ("hold {0}",)
 
 
+def test_fixed_words_may_stand_side_by_side_where_no_name_begins_in_them() -> None:
+    places = ("yard", "attic", "shed", "hall", "loft")
+    things = ("box", "jar", "bag", "tin", "pot", "urn")
+    actions = [f"open gate to {place}" for place in places] + [f"open {thing}" for thing in things]
+    texts = [f"There is a {name}." for name in (*places, *things)]
+    assert set(ActionGrammar.fit(actions, texts).templates) == {"open gate to {0}", "open {0}"}
+    things = ("rack 1", "rack 2", "rack 3", "rack 4", "rack 5")
+    actions = [f"go to towel {thing}" for thing in things] + ["go to towel 1", "go to towel 2", "go to desk 1"]
+    texts = [f"There is a towel {thing}." for thing in things] + ["A towel 1, a towel 2, a desk 1."]
+    assert ActionGrammar.fit(actions, texts).templates == ("go to {0}",)
+
+
+def test_the_one_numbered_thing_that_is_ever_used_is_a_name() -> None:
+    grammar = ActionGrammar.fit(["switch lamp 1", "switch lamp 1", "sit down", "sit down"], ["There is a lamp 1."])
+    assert set(grammar.templates) == {"switch {0}", "sit down"}
+    assert grammar.parse("switch lamp 1") == ("switch {0}", ("lamp 1",))
+
+
 def test_single_slips_get_no_template() -> None:
     grammar = ActionGrammar.fit([*ACTIONS, "I think that the cup is gone"], TEXTS)
     assert not any(template.startswith("I") for template in grammar.templates)

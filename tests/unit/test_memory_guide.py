@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory.audit_checks import Audit, Check
+from memory.builder_settings import LanguageModelSettings
 from memory.embedding import HashingEmbedder
 from memory.guide import FEEDBACK, HEADER, Guide, Memory, learn_words, ledger_entries, shuffle_words
 from memory.instantiate import Situation
+from memory.language_model import LanguageModel
 from memory.predicates import PredicateHost
 from memory.records import (
     EpisodeItem,
@@ -30,6 +32,8 @@ from memory.records import (
 from memory.settings import MemorySettings
 from memory.store import LedgerEntry, Store
 from memory.usage import Regulation
+from tests.scripted_server import Reply, ScriptedServer
+from train.evaluate import spend_line, spent_since
 
 pytestmark = pytest.mark.unit
 
@@ -91,7 +95,8 @@ def fill(store: Store) -> None:
     links = [Link(lower=won.id, upper=episode.id, evidence=evidence)]
     links.append(Link(lower=episode.id, upper=PROCEDURE.id, evidence=evidence))
     links += [Link(lower=PROCEDURE.id, upper=rule.id, evidence=evidence) for rule in rules]
-    report = store.write([episode, PROCEDURE, *rules], links)
+    harm = {"harmful": True, "evidence": [evidence[0].model_dump()]}
+    report = store.write([episode, PROCEDURE, *rules], links, {rule.id: harm for rule in (OPEN_FIRST, BROKEN)})
     assert report.rejected == []
     for rule in (OPEN_FIRST, BROKEN):
         store.set_status(rule.id, "audited", "test")
@@ -216,6 +221,30 @@ def test_a_model_instantiates(store: Store, host: PredicateHost) -> None:
         opened(memory(store, host, instantiation="policy"))
 
 
+def test_what_the_builder_was_asked_for_is_told(store: Store, tmp_path: Path) -> None:
+    """Three principles in two episodes of the same situation: the second is answered by the cache."""
+    with ScriptedServer(lambda body: Reply('{"applies": true, "text": "be careful"}')) as server:
+        prices = LanguageModelSettings(url=server.url, model="m", price_in=1.0, price_out=2.0)
+        builder = LanguageModel(prices, tmp_path / "calls")
+        settings = MemorySettings(instantiation="builder", attempts=0)
+        shared = Memory(store, settings, grammar="g", embedder=HashingEmbedder(), host=None, builder=builder)
+        opened(shared)
+        before = shared.spend()
+        opened(shared, episode="e2")
+        after = shared.spend()
+        builder.close()
+    assert before == {  # 100 + 10 tokens a call, for 1 and 2 a million
+        "builder_calls": 3, "builder_cached": 0, "builder_tokens_in": 300, "builder_tokens_out": 30,
+        "builder_cost": 0.00036,
+    }  # fmt: skip
+    assert after == before | {"builder_cached": 3}
+    assert spent_since(before, shared) == dict.fromkeys(before, 0) | {"builder_cached": 3}
+    assert spend_line(before) == "3 calls paid, 0 from the cache; 300 + 30 tokens, cost 0.0004"
+    assert memory(store, None, attempts=0).spend() == {}
+    assert spent_since({}, None) == {}
+    assert spend_line({"success": 1.0}) == ""
+
+
 def test_equal_constraints_are_said_once(store: Store, host: PredicateHost) -> None:
     async def ask(system: str, question: str) -> str:
         return "Constraint: be careful"
@@ -273,6 +302,48 @@ def test_only_audited_and_validated_predicates_block(store: Store, host: Predica
     assert regulate(opened(memory(store, None, attempts=0)), "take pen 1 from box 1", [])[0] is None
     with pytest.raises(MemoryRecordError, match=r"memory\.attempts: 3 in mode 'full' needs a PredicateHost"):
         memory(store, None)
+
+
+def test_a_predicate_sees_what_the_agent_holds(store: Store, host: PredicateHost) -> None:
+    full = PrincipleItem(
+        **GRAMMAR,
+        condition="you hold something",
+        guidance="take nothing else",
+        predicate=Predicate(trigger='action.verb == "take {0} from {1}"', requirement="size(inventory) == 0"),
+    )
+    (old,) = store.links(upper=OPEN_FIRST.id)
+    cited = {"harmful": True, "evidence": [old.evidence[0].model_dump()]}
+    assert store.write([full], [old.model_copy(update={"upper": full.id})], {full.id: cited}).rejected == []
+    store.set_status(OPEN_FIRST.id, "retired", "test")
+    store.set_status(full.id, "audited", "test")
+    store.judge(full.id, "audit", {"decision": "passed"})
+    guide = opened(memory(store, host, attempts=1))
+
+    async def again(text: str) -> str | None:
+        return None
+
+    for inventory, outcome in ((["cup 1"], "violated"), ([], "followed"), (None, "followed")):
+        checked = asyncio.run(
+            guide.regulate(
+                "take pen 1 from box 1",
+                observation="A room.",
+                step=0,
+                admissible=None,
+                inventory=inventory,
+                resample=again,
+            )
+        )
+        assert checked is not None
+        assert next(check.outcome for check in checked.checks if check.item == full.id) == outcome
+
+
+def test_no_predicate_blocks_once_breaking_it_is_judged_harmless(store: Store, host: PredicateHost) -> None:
+    assert regulate(opened(memory(store, host)), "take pen 1 from box 1", ["open box 1"])[1]
+    store.judge(OPEN_FIRST.id, "harm", {"harmful": False})
+    regulation, feedback = regulate(opened(memory(store, host)), "take pen 1 from box 1", [])
+    assert feedback == []
+    assert regulation is not None
+    assert OPEN_FIRST.id not in {check.item for check in regulation.checks}
 
 
 def test_a_predicate_that_raises_is_switched_off_for_the_episode(store: Store, host: PredicateHost) -> None:

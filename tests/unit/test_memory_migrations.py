@@ -15,6 +15,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from memory import schema
+from memory.exchange import export_memory
 from memory.records import MemoryRecordError
 from memory.store import Store
 from tests.vault import PRINCIPLE, hierarchy, link, trajectory
@@ -37,6 +38,7 @@ NEWER = ("rejection", "barrier", "verdict", "q_update", "thought", "state", "qta
 def drop_newer(connection: Connection) -> None:
     for name in NEWER:
         connection.execute(text(f"DROP TABLE memory_{name}"))
+    connection.execute(text("ALTER TABLE memory_snapshot DROP COLUMN judgements"))
 
 
 def test_the_revisions_lead_to_the_tables_of_schema(tmp_path: Path) -> None:
@@ -63,7 +65,10 @@ def test_an_older_database_is_brought_up_to_date_with_its_content(tmp_path: Path
             assert schema.revision(connection) == schema.HEAD
         assert store.trajectory(of.id) == of
         assert store.item(PRINCIPLE.id).item == PRINCIPLE
-        assert store.snapshot() == full
+        assert store.snapshot("again") == full
+        assert [(one.label, one.judgements) for one in store.snapshots()] == [("full", None), ("again", 0)]
+        export_memory(store, tmp_path / "a.jsonl")  # without the older one, whose name nothing could check
+        assert (tmp_path / "a.jsonl").read_text().count('"kind": "snapshot"') == 1
         store.write([], [link("p-none", PRINCIPLE.id, of)])
         assert len(store.rejections()) == 1
 

@@ -50,7 +50,7 @@ def test_a_found_rule_says_what_the_world_does() -> None:
     verdict = next(judgement.verdict for judgement in built.judgements if judgement.item == rule.id)
     assert verdict["harmful"]
     assert verdict["violations"] == verdict["refused"] > 0
-    assert verdict["cited"][0]["quote"] == words.refusal
+    assert verdict["evidence"][0]["quote"] == words.refusal
 
 
 def test_outcomes_that_depend_on_nothing_teach_no_rule_about_outcomes() -> None:
@@ -111,11 +111,11 @@ def test_a_store_takes_all_that_is_built(tmp_path: Path) -> None:
         built = build(told)
         store = Store(f"sqlite:///{tmp_path / family}.db")
         store.add_trajectories(told)
-        report = store.write(built.items, built.links)
+        report = store.write(built.items, built.links, {one.item: one.verdict for one in built.judgements})
         assert report.rejected == []
         assert set(report.accepted) == {item.id for item in built.items}
         for judgement in built.judgements:
-            store.judge(judgement.item, "harm", judgement.verdict)
+            assert [one.verdict for one in store.judgements(judgement.item, "harm")] == [judgement.verdict]
         store.close()
 
 

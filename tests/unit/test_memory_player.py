@@ -64,7 +64,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         ends = [won.id, episode.id, procedure.id, NO_LOOKING.id]
         store.add_trajectories([won])
         links = [Link(lower=ends[i], upper=ends[i + 1], evidence=evidence) for i in range(3)]
-        assert store.write([episode, procedure, NO_LOOKING], links).rejected == []
+        harm = {"harmful": True, "evidence": [evidence[0].model_dump()]}
+        assert store.write([episode, procedure, NO_LOOKING], links, {NO_LOOKING.id: harm}).rejected == []
         store.set_status(NO_LOOKING.id, "audited", "test")
         store.judge(NO_LOOKING.id, "audit", {"decision": "passed"})
         yield store

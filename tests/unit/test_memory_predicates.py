@@ -1,7 +1,9 @@
 """The context of predicates, and the host that evaluates them: what hangs is killed, and nobody waits for it."""
 
 import asyncio
+import contextlib
 import os
+import statistics
 import time
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
@@ -111,8 +113,15 @@ def test_a_trajectory_gives_the_contexts_that_were_seen_live(patient: PredicateH
     steps = [
         TraceStep(index=0, observation="room", action="open box", result="It is open.", valid=True),
         TraceStep(index=1, observation="It is open.", action=None, result="What?"),
-        TraceStep(index=2, observation="What?", action="take mug", result="Taken.", valid=None),
-        TraceStep(index=3, observation="Taken.", action="take mug", result="Nothing happens.", valid=False),
+        TraceStep(index=2, observation="What?", action="take mug", result="Taken.", valid=None, inventory=()),
+        TraceStep(
+            index=3,
+            observation="Taken.",
+            action="take mug",
+            result="Nothing happens.",
+            valid=False,
+            inventory=("mug", "key"),
+        ),
     ]
     found = trajectory_steps(steps, parse, "goal", "kind")
     assert [position for position, _ in found] == [0, 2, 3]
@@ -120,13 +129,14 @@ def test_a_trajectory_gives_the_contexts_that_were_seen_live(patient: PredicateH
         Predicate(trigger="true", requirement="size(history) == 0 || history[size(history) - 1].valid"),
         Predicate(trigger="step == 2", requirement="size(history) == 1 && history[0].result == 'It is open.'"),
         Predicate(trigger="step == 3", requirement="history.map(h, h.action) == ['open box', 'other']"),
+        Predicate(trigger="action.verb == 'take {0}'", requirement="!(action.args[0] in inventory)"),
     ]
     outcomes = patient.check_steps([compile_predicate(rule) for rule in rules], [step for _, step in found], 5.0)
     assert outcomes is not None
     assert [[verdict.outcome for verdict in row] for row in outcomes] == [
-        ["followed", "idle", "idle"],
-        ["followed", "followed", "idle"],
-        ["followed", "idle", "violated"],
+        ["followed", "idle", "idle", "idle"],
+        ["followed", "followed", "idle", "followed"],
+        ["followed", "idle", "violated", "violated"],
     ]
 
 
@@ -184,8 +194,8 @@ def test_nobody_is_held_up_longer_than_the_deadline(host: PredicateHost) -> None
         return max(waits) - slept
 
     for checks in (1, 40):
-        # The best of several: what the machine's other work adds to either side is no matter.
-        assert min(asyncio.run(excess(checks)) for _ in range(8)) < 0.01
+        # The median: what the machine's other work adds to one of the two sides now and then is no matter.
+        assert statistics.median(asyncio.run(excess(checks)) for _ in range(9)) < 0.01
     assert _eventually_judges(host)
 
 
@@ -289,26 +299,36 @@ LEAVES = st.one_of(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.timeout(1200)  # some fifteen seconds of one quiet core, two tests together
+@settings(max_examples=2500, suppress_health_check=[HealthCheck.too_slow])
 @given(st.recursive(LEAVES, _booleans, max_leaves=12), st.recursive(LEAVES, _booleans, max_leaves=4))
 def test_fuzz_whatever_is_let_through_is_understood_by_cel_and_fast(trigger: str, requirement: str) -> None:
     """No reply is a crash, a time-out or a syntax error of CEL, with every list and text of the context at its cap."""
     predicate = Predicate(trigger=trigger, requirement=requirement)
-    began = time.process_time()
+    began = time.thread_time()
     try:
         compiled = compile_predicate(predicate)
     except ExpressionError:
+        compiled = None
+    if time.thread_time() - began >= 0.05:  # again: the first time may have hit a collection of garbage
+        began = time.thread_time()
+        with contextlib.suppress(ExpressionError):
+            compile_predicate.__wrapped__(predicate)
+        assert time.thread_time() - began < 0.05
+    if compiled is None:
         return
-    finally:
-        assert time.process_time() - began < 0.05
-    verdict, milliseconds = _fuzzed(compiled)
+    verdict, milliseconds = _fuzzed(compiled.source, compiled.names)
     assert verdict.outcome in ("idle", "followed", "violated", "error")
     if verdict.outcome == "error":
         assert verdict.note.startswith(("IndexError", "OverflowError", "ZeroDivisionError")), (compiled.source, verdict)
+    if milliseconds >= 30:  # to read the context takes most of it
+        times = [_fuzzed(source, compiled.names)[1] for source in ("step > 0 ? 1 : 2", compiled.source) * 3]
+        milliseconds = min(times[1::2]) - min(times[::2])
     assert milliseconds < 30, (compiled.source, compiled.cost, milliseconds)
 
 
-@settings(max_examples=150)
+@pytest.mark.timeout(1200)
+@settings(max_examples=1500)
 @given(st.text(st.sampled_from("()[]{}\\^$*+?|.-,&~ad0159wDsb é"), max_size=12))
 def test_fuzz_patterns_that_are_let_through_are_patterns_of_cel_too(pattern: str) -> None:
     quoted = pattern.replace("\\", "\\\\")
@@ -316,7 +336,7 @@ def test_fuzz_patterns_that_are_let_through_are_patterns_of_cel_too(pattern: str
         compiled = compile_predicate(Predicate(trigger=f"'a 1'.matches('{quoted}')", requirement="true"))
     except ExpressionError:
         return
-    verdict, _ = _fuzzed(compiled)
+    verdict, _ = _fuzzed(compiled.source, compiled.names)
     assert verdict.outcome in ("idle", "followed"), (compiled.source, verdict)
 
 
@@ -330,19 +350,23 @@ def _fuzz_host() -> Iterator[None]:
         yield
 
 
-def _fuzzed(compiled: CompiledPredicate) -> tuple[Verdict, float]:
-    """The verdict, and the milliseconds of processor time that it takes beside an empty one (best of three)."""
+def _full() -> predicates.Context:
+    """A context with every list and text at its cap."""
     full = context()
     full["history"] = [{**entry, "args": ["mug"] * 5, "result": "a" * 500} for entry in full["history"]]
     full["observation"], full["admissible"] = "a" * 2000, ["a" * 300] * 100
     full["inventory"] = ["a" * 100] * 50
+    return full
+
+
+FULL = _full()
+
+
+def _fuzzed(source: str, names: frozenset[str]) -> tuple[Verdict, float]:
+    """The verdict on the full context, and the milliseconds of processor time that it takes."""
     [worker] = _FUZZ[0]._workers
     clock = (~worker._process.pid << 3) | 2  # clock_getcpuclockid of the worker
-    times = []
-    for source in ("step > 0 ? 1 : 2", compiled.source) * 3:
-        names = compiled.names | {"step"}
-        request = predicates._request([source], names, full["history"], [Step(full)], 5, stream=False)
-        started = time.clock_gettime(clock)
-        [verdict] = worker.exchange(request, 1, time.monotonic() + 20)
-        times.append(time.clock_gettime(clock) - started)
-    return verdict, 1000 * (min(times[1::2]) - min(times[::2]))
+    request = predicates._request([source], names | {"step"}, FULL["history"], [Step(FULL)], 5, stream=False)
+    started = time.clock_gettime(clock)
+    [verdict] = worker.exchange(request, 1, time.monotonic() + 20)
+    return verdict, 1000 * (time.clock_gettime(clock) - started)

@@ -69,6 +69,37 @@ def test_paired_effect_by_hand() -> None:
         paired_effect({"a": [0.0]}, {"a": [1.0]})
 
 
+def test_made_up_items_by_hand() -> None:
+    same = {"a": [0.5], "b": [0.5]}
+    # Resampled are 0, 0, 1 and -1. All four draws are -1 in 1 of 256 resamples, more than the 0.00012 that the expanded
+    # interval cuts off (Student's 3.182 for 3 degrees of freedom, times the root of 4/3).
+    effect = paired_effect(same, same, pseudo=1.0)
+    assert (effect.difference, effect.low, effect.high, effect.n) == (0.0, -1.0, 1.0, 2)
+    assert effect.p == 1.0
+    many = {str(i): [0.5] for i in range(24)}
+    effect = paired_effect(many, many, pseudo=0.5)
+    assert -0.1 < effect.low < 0 < effect.high < 0.1
+    # The interval leans towards 0 but never leaves the difference out.
+    one = paired_effect({"a": [0.0], "b": [0.0]}, {"a": [1.0], "b": [1.0]}, pseudo=0.5)
+    assert one.low < 1.0 <= one.high
+
+
+def test_made_up_items_keep_intervals_true_where_few_items_differ() -> None:
+    """8 items won with 0.02, one in ten of which gains 0.78 (mean 0.078); two samples an arm, 300 experiments."""
+    generator = np.random.default_rng(1)
+    covered = {0.0: 0, 0.5: 0}
+    for seed in range(300):
+        mended = generator.random(8) < 0.1
+        arms = [np.full(8, 0.02), np.where(mended, 0.8, 0.02)]
+        before, after = ({str(i): generator.binomial(1, p, 2).tolist() for i, p in enumerate(arm)} for arm in arms)
+        for pseudo in covered:
+            effect = paired_effect(before, after, samples=2000, seed=seed, pseudo=pseudo)
+            covered[pseudo] += effect.low <= 0.078 <= effect.high
+    print(covered)
+    assert covered[0.5] >= 279, covered  # 93 %
+    assert covered[0.0] < 240, covered  # 80 %: what the made-up items are for
+
+
 def test_p_agrees_with_the_interval() -> None:
     """p < 0.05 just when the 95 % interval does not hold zero."""
     generator = np.random.default_rng(5)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from memory.records import Evidence, KeyStep, Link, MemoryRecordError, PrincipleItem, TraceStep, Trajectory
-from memory.store import Ledger, LedgerEntry, Store
+from memory.records import Evidence, KeyStep, Link, MemoryRecordError, Predicate, PrincipleItem, TraceStep, Trajectory
+from memory.store import JSON, Ledger, LedgerEntry, Store
 from tests.vault import PRINCIPLE, PROCEDURE, episode, hierarchy, link, trajectory
 
 pytestmark = pytest.mark.unit
@@ -32,6 +33,13 @@ def test_trajectories_come_back_as_they_were_and_in_order(store: Store) -> None:
     assert list(store.trajectories(world="elsewhere")) == []
     with pytest.raises(MemoryRecordError, match=r"trajectory: 't-0' is not in the memory"):
         store.trajectory("t-0")
+
+
+def test_an_id_covers_what_the_agent_held_where_that_was_told() -> None:
+    of = trajectory()
+    assert of.id == "t-787c4561a69ebe5a"  # of the time before there was such a field
+    held = of.steps[0].model_copy(update={"inventory": ("key",)})
+    assert of.model_copy(update={"steps": (held, of.steps[1])}).id != of.id
 
 
 def test_a_hierarchy_is_written_in_one_call_whatever_its_order(store: Store) -> None:
@@ -116,6 +124,82 @@ def test_a_snapshot_names_the_content(store: Store, tmp_path: Path) -> None:
     other.write(items[1:], links[1:])
     other.write(items, links)
     assert other.snapshot() == full
+
+
+def test_a_snapshot_tells_what_acts_and_not_how_often(store: Store) -> None:
+    """The name, worked out by hand; it changes with decisions of audits and judgements of harm, and with nothing else
+    that is recorded of an item."""
+    of = trajectory()
+    store.add_trajectories([of])
+    items, links = hierarchy(of)
+    store.write(items, links)
+
+    def name(*decisions: str) -> str:
+        parts = [[of.id], [one.id for one in links], [f"{item.id} candidate" for item in items], decisions]
+        lines = "".join(line + "\n" for part in parts for line in sorted(part))
+        return f"s-{hashlib.sha256(lines.encode()).hexdigest()[:16]}"
+
+    plain = store.snapshot()
+    assert plain == name()
+    store.credit([LedgerEntry(PRINCIPLE.id, "e1", 1.0, retrieved=1, instantiated=1)])
+    store.judge(PRINCIPLE.id, "validation", {"decision": "undecided"})
+    assert store.snapshot() == plain
+    store.judge(PRINCIPLE.id, "audit", {"decision": "passed", "steps": 10})
+    passed = store.snapshot()
+    assert passed == name(f'{PRINCIPLE.id} audit "passed"')
+    store.judge(PRINCIPLE.id, "audit", {"decision": "passed", "steps": 20})
+    assert store.snapshot() == passed
+    store.judge(PRINCIPLE.id, "harm", {"harmful": True, "reason": "fails"})
+    harmful = store.snapshot()
+    assert harmful == name(f'{PRINCIPLE.id} audit "passed"', f"{PRINCIPLE.id} harm true")
+    store.judge(PRINCIPLE.id, "audit", {"decision": "failed"})
+    assert store.snapshot() == name(f'{PRINCIPLE.id} audit "failed"', f"{PRINCIPLE.id} harm true")
+    store.judge(PRINCIPLE.id, "audit", {"decision": "passed"})
+    assert store.snapshot() == harmful
+
+
+CHECKED = PRINCIPLE.model_copy(update={"predicate": Predicate(trigger="true", requirement="step > 1")})
+CLICK = {"trajectory": trajectory().id, "step": 0, "quote": "click"}
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (None, "predicate: comes without a judgement of harm"),
+        ({"harmful": False, "evidence": [CLICK]}, "predicate: violating the principle is not judged harmful"),
+        ({"harmful": "yes", "evidence": [CLICK]}, "predicate: violating the principle is not judged harmful"),
+        ({"harmful": True}, "predicate: its judgement of harm cites no evidence"),
+        ({"harmful": True, "evidence": []}, "predicate: its judgement of harm cites no evidence"),
+        ({"harmful": True, "evidence": [CLICK, {"step": 0}]}, "harm.evidence[1].trajectory: Field required"),
+        ({"harmful": True, "evidence": [CLICK | {"trajectory": "t-no"}]}, "harm.evidence[0].trajectory: 't-no' is not"),
+        ({"harmful": True, "evidence": [CLICK | {"step": 9}]}, "harm.evidence[0].step: 9 is not in t-"),
+        ({"harmful": True, "evidence": [CLICK | {"quote": "boom"}]}, "harm.evidence[0].quote: 'boom' does not occur"),
+    ],
+)
+def test_a_predicate_needs_a_judgement_of_harm_that_holds(
+    store: Store, harm: dict[str, JSON] | None, reason: str
+) -> None:
+    of = trajectory()
+    store.add_trajectories([of])
+    items, links = hierarchy(of)
+    links = [*links[1:], link(PROCEDURE.id, CHECKED.id, of)]
+    report = store.write([CHECKED, *items[1:]], links, {} if harm is None else {CHECKED.id: harm})
+    assert [id for id, _ in report.rejected] == [CHECKED.id, links[-1].id]
+    assert report.rejected[0][1].startswith(reason)
+    assert store.items(3) == []
+
+
+def test_what_is_harmful_to_violate_may_be_checked(store: Store) -> None:
+    of = trajectory()
+    store.add_trajectories([of])
+    items, links = hierarchy(of)
+    harm: dict[str, JSON] = {"harmful": True, "evidence": [CLICK]}
+    links = [*links[1:], link(PROCEDURE.id, CHECKED.id, of)]
+    assert store.write([CHECKED, *items[1:]], links, {CHECKED.id: harm}).rejected == []
+    assert store.item(CHECKED.id).item == CHECKED
+    assert [(one.verdict, one.round) for one in store.judgements(CHECKED.id, "harm")] == [(harm, 0)]
+    store.write([CHECKED], [], {CHECKED.id: harm})  # it is known: nothing is recorded
+    assert len(store.judgements(CHECKED.id)) == 1
 
 
 def test_provenance_follows_links_and_evidence(store: Store) -> None:

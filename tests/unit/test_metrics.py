@@ -1,5 +1,8 @@
+from collections.abc import Sequence
+
 import pytest
 
+from memory.usage import Recall
 from train.metrics import failure_class, paired_bootstrap, repeated_actions, spl, summarise, wilson_interval
 from train.trajectory import Episode, Status, Step
 
@@ -16,10 +19,19 @@ def episode(
     status: Status = "ok",
     truncated: bool = False,
     expert_steps: int | None = None,
+    scores: Sequence[float] = (),
 ) -> Episode:
-    """Each letter is an action and its answer; letters in ``invalid`` are refused."""
+    """Each letter is an action and its answer; letters in ``invalid`` are refused; ``scores``: after each action."""
     steps = [
-        Step(index=i, observation="", text=letter, action=letter, result=letter, valid=letter not in invalid)
+        Step(
+            index=i,
+            observation="",
+            text=letter,
+            action=letter,
+            result=letter,
+            valid=letter not in invalid,
+            score=scores[i] if scores else 0.0,
+        )
         for i, letter in enumerate(actions)
     ]
     return Episode(
@@ -65,10 +77,26 @@ def test_repeated_actions_need_the_same_answer() -> None:
     [
         (episode("ab", won=True), None),
         (episode("", status="env_error"), "fault"),
+        (episode("ab", won=True, status="env_error"), "fault"),
+        # 2 of 4 turns refused; 1 of 3 is less than half
         (episode("abxx", invalid="x"), "invalid"),
+        (episode("abx", invalid="x"), "knowledge"),
+        # 3 of 6 turns repeat; 2 of 6 are a third; 1 of 4 is less
         (episode("abcabc", truncated=True), "execution"),
-        (episode("abcdef", truncated=True), "budget"),
-        (episode("abcdef"), "knowledge"),
+        (episode("abcdab", truncated=True), "execution"),
+        (episode("abca", truncated=True), "knowledge"),
+        # refused and repeated: the earlier rule
+        (episode("xxxx", invalid="x"), "invalid"),
+        # cut at 6 steps: a solution of 4 takes less than twice as many, one of 3 does not
+        (episode("abcdef", truncated=True, expert_steps=4), "budget"),
+        (episode("abcdef", truncated=True, expert_steps=3), "knowledge"),
+        (episode("abcdef", truncated=True), "knowledge"),
+        # the score rose in the last two of eight turns, or before them only
+        (episode("abcdefgh", truncated=True, scores=[0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.2]), "budget"),
+        (episode("abcdefgh", truncated=True, scores=[0, 0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.2]), "knowledge"),
+        # what ended by itself was not cut off, however it stood
+        (episode("abcdef", expert_steps=4), "knowledge"),
+        (episode("a", truncated=True, scores=[0.5]), "knowledge"),
     ],
 )
 def test_failure_class(played: Episode, expected: str | None) -> None:
@@ -92,6 +120,22 @@ def test_summary_counts_faults_and_averages_seeds_first() -> None:
     assert summary["failures"] == {"fault": 1, "invalid": 1, "knowledge": 1}
     assert list(summary["by_type"]) == ["t", "u"]
     assert summary["by_type"]["t"]["success"] == 0.5
+
+
+def test_summary_tells_how_often_a_thought_was_recalled_and_followed() -> None:
+    played = episode("abcd")
+    recalls = [
+        Recall(snapshot="q", state=3, thought="go", followed=True),
+        Recall(snapshot="q", state=3, thought="go", followed=False),
+        Recall(snapshot="q", state=4, explored=True),
+        Recall(snapshot="q"),
+    ]
+    for step, recall in zip(played.steps, recalls, strict=True):
+        step.recall = recall
+    summary = summarise([played, episode("ab")])
+    rates = (summary["state_found_rate"], summary["recalled_rate"], summary["followed_rate"])
+    assert rates == (0.75, 0.5, 0.5)
+    assert summarise([episode("ab")])["recalled_rate"] is None
 
 
 def test_paired_bootstrap_by_hand() -> None:

@@ -98,11 +98,11 @@ def test_journal_remembers_over_restarts(tmp_path: Path) -> None:
 
 def test_iterations_pass_over_all_tasks_before_one_recurs() -> None:
     tasks = [Task("household", f"easy/{i}", "t") for i in range(10)]
-    drawn = [iteration_tasks(tasks, 4, iteration, seed=3) for iteration in range(1, 6)]
+    drawn = [iteration_tasks(tasks, 4, iteration, seed=3, first=4 * (iteration - 1)) for iteration in range(1, 6)]
     first_pass = [task for chosen in drawn for task in chosen][:10]
     assert sorted(first_pass, key=lambda task: task.id) == tasks
-    assert drawn[2] == iteration_tasks(tasks, 4, 3, seed=3)
-    assert drawn[0] != iteration_tasks(tasks, 4, 1, seed=4)
+    assert drawn[2] == iteration_tasks(tasks, 4, 3, seed=3, first=8)
+    assert drawn[0] != iteration_tasks(tasks, 4, 1, seed=4, first=0)
 
 
 @pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])

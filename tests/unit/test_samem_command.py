@@ -13,7 +13,9 @@ from memory.samem_store import DEFAULT_NAME, read_barriers
 from memory.store import Store
 from tests.command import error_of, saga
 from tests.unit.test_samem_summary import workshop
-from train.samem import calibrate, read_settings
+from train.config import ConfigError, SamemConfig
+from train.samem import calibrate, open_states, read_settings
+from train.target import configure
 
 pytestmark = pytest.mark.unit
 
@@ -140,3 +142,44 @@ def test_episodes_without_thoughts_teach_actions_only(
     assert "none of 1 episodes holds a written thought; learn from actions with --lifted" in told
     assert saga(monkeypatch, "samem", "learn", *HASHING, "--lifted", "--store", store) == 0
     assert "learnt from 1 episodes (0 known), 8 updates" in capsys.readouterr().out
+
+
+LEARNT = {"embedder": {"kind": "hashing"}, "threshold": 0.99, "thought_threshold": 0.9}
+"""The settings of HASHING that a table is bound to."""
+
+
+def test_what_a_policy_recalls_from(out: Out, tmp_path: Path) -> None:
+    out("samem", "learn", *HASHING)
+    named = {"database": str(tmp_path / "memory.db"), **LEARNT}
+    states = open_states(SamemConfig.model_validate({**named, "recall": "hint"}), None, tmp_path / "run")
+    assert states is not None
+    assert (states.snapshot.states, states.snapshot.episodes, states.settings.recall) == (4, 2, "hint")
+    assert states.words.kinds == ("bench", "cup", "kiln", "nail", "shelf")
+    assert states.provenance == {("workshop", "1")}
+    with pytest.raises(MemoryRecordError, match=r"was learnt with threshold 0.99, not 0.5; set the same"):
+        open_states(SamemConfig.model_validate({**named, "threshold": 0.5}), None, tmp_path / "run")
+    with pytest.raises(MemoryRecordError, match=r"samem table 'other' is not in the memory \(there are: main\)"):
+        open_states(SamemConfig.model_validate({**named, "table": "other"}), None, tmp_path / "run")
+    own = open_states(SamemConfig.model_validate(LEARNT), None, tmp_path / "run")
+    assert own is not None
+    assert (own.snapshot.states, own.provenance) == (0, frozenset())
+    assert open_states(None, None, tmp_path) is None
+
+
+def test_an_evaluation_names_the_table_that_it_uses(tmp_path: Path) -> None:
+    told = ["samem.recall=hint"]
+    with pytest.raises(ConfigError, match=r"samem.database: none is named"):
+        configure("smollm2-135m-instruct", "household/easy/eval-48", told, 1)
+    (tmp_path / "config.yaml").write_text(
+        "run: {name: x}\nenv: {name: household}\nsamem: {recall: hint}\neval: {tasks: household/easy/eval-48}\n"
+    )
+    config = configure(str(tmp_path), "household/easy/eval-48", [], 1)
+    assert config.samem is not None
+    assert config.samem.database == str(tmp_path / "memory.db")
+
+
+def test_the_memory_tells_what_tables_it_holds(out: Out) -> None:
+    told = out("samem", "learn", *HASHING)
+    snapshot = told.split()[-1]
+    assert f"samem table main: 4 states, 8 thoughts, snapshot {snapshot}" in out("memory", "stats")
+    assert "1 qtable" in out("memory", "export", "memory.jsonl")

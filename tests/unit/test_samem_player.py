@@ -23,7 +23,14 @@ from train.samem_player import LiftedLearner, SamemPlayer
 pytestmark = pytest.mark.unit
 
 SETTINGS = SamemSettings(
-    threshold=0.999, thought_threshold=1.0, judge="none", positive_only=True, no_repeats=True, gamma=0.5, alpha=0.5
+    threshold=0.999,
+    thought_threshold=1.0,
+    judge="none",
+    lifted=True,
+    positive_only=True,
+    no_repeats=True,
+    gamma=0.5,
+    alpha=0.5,
 )
 JOB = Job("test/0", "test", Task("workshop", "1", "bring"), 0)
 
@@ -49,7 +56,7 @@ def act(player: SamemPlayer, observation: str, valid: bool = True) -> Turn:
 
 def learnt() -> QTable:
     table = QTable(SETTINGS, HashingEmbedder())
-    table.learn(experiences([won()], WORDS, SETTINGS, lifted=True))
+    table.learn(experiences([won()], WORDS, SETTINGS))
     return table
 
 
@@ -96,7 +103,7 @@ def test_what_was_learnt_with_fewer_words_is_learnt_anew() -> None:
     learner.learn([won()])
     assert learner.words.joined(WORDS) == learner.words
     anew = QTable(SETTINGS, HashingEmbedder())
-    found = [list(experiences(batch, learner.words, SETTINGS, lifted=True)) for batch in ([short], [won()])]
+    found = [list(experiences(batch, learner.words, SETTINGS)) for batch in ([short], [won()])]
     for batch in found:
         anew.learn(batch)
     assert max(anew.values) == 0.5  # half the way to the reward

@@ -11,7 +11,7 @@ from memory.embedding import HashingEmbedder
 from memory.experience import Experience, Visit
 from memory.forgetting import Trial, Verdict
 from memory.qtable import QTable
-from memory.records import MemoryRecordError
+from memory.records import MemoryRecordError, TraceStep, Trajectory
 from memory.samem_settings import SamemSettings
 from memory.samem_store import (
     find_table,
@@ -21,6 +21,7 @@ from memory.samem_store import (
     read_updates,
     save_barrier,
     table_names,
+    table_provenance,
 )
 from memory.store import Store
 from memory.summary import Words
@@ -98,3 +99,23 @@ def test_a_table_is_used_with_the_states_it_was_learnt_with(store: Store) -> Non
     load_table(store, SETTINGS.model_copy(update={"alpha": 0.1, "recall": "hint"}), HashingEmbedder())
     with pytest.raises(MemoryRecordError, match=r"samem table 'main' was learnt with threshold 0.9, not 0.8; set the"):
         load_table(store, SETTINGS.model_copy(update={"threshold": 0.8}), HashingEmbedder())
+
+
+def test_what_a_table_rests_on(store: Store) -> None:
+    trajectories = [
+        Trajectory(
+            source=f"s{task}",
+            world="w",
+            grammar="g",
+            task=task,
+            steps=(TraceStep(index=0, observation="o", action="go"),),
+        )
+        for task in ("a", "b")
+    ]
+    store.add_trajectories(trajectories)
+    assert table_provenance(store) == frozenset()
+    table = QTable(SETTINGS, HashingEmbedder())
+    of = [Experience(trajectories[0].id, "0", (Visit(0, "the hall", "go", (1.0,)),))]
+    save_barrier(store, table, table.learn(of), None)
+    assert table_provenance(store) == {("w", "a")}
+    assert table_provenance(store, "other") == frozenset()

@@ -52,12 +52,25 @@ def test_words_are_learnt_from_actions() -> None:
     assert Words().names_in("A gizmo 3 and a kiln") == ["gizmo 3"]
 
 
+def test_refused_actions_teach_no_words() -> None:
+    made_up = TraceStep(index=8, observation="o", action="paint gizmo on easel", result="No.", valid=False)
+    assert Words.learn([workshop(steps=(*workshop().steps, made_up))]) == WORDS
+
+
 def test_what_few_kinds_take_part_in_is_special() -> None:
     assert WORDS.specialities == {"kiln": "fire something in it"}
     assert WORDS.special("fire something in it", fixed=True)
     assert not WORDS.special("lay something on it", fixed=True)
     assert WORDS.special("polish it", fixed=False)
     assert Words().joined(WORDS) == WORDS
+
+
+def test_thoughts_with_letters_hold_for_other_things() -> None:
+    told = Tracker(WORDS, "bring a cup to a shelf.", OPENING).lettered("The cup 2 off bench 1, a cupboard, to shelf 1.")
+    assert told == "The Y off bench 1, a cupboard, to Z."
+    assert (
+        Tracker(WORDS, "bring a nail to a kiln.", OPENING).named(told) == "The nail off bench 1, a cupboard, to kiln."
+    )
 
 
 def test_an_episode_in_states_and_lifted_actions() -> None:

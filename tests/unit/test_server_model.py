@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 
 CODEC = TokenCodec(tiny_tokenizer())
 PROMPT = CODEC.start(None, "Hi")
-Answer = tuple[int, dict[str, Any]]
+Answer = tuple[int, dict[str, Any] | str]
 
 
 def completion(body: dict[str, Any], **changes: Any) -> Answer:
@@ -55,7 +55,7 @@ class FakeServer:
                 status, data = fake.answers[self.path](body)
                 if status == 0:
                     return  # the connection is lost
-                text = json.dumps(data).encode()
+                text = (data if isinstance(data, str) else json.dumps(data)).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
@@ -252,6 +252,38 @@ def test_check_passes_a_fit_server_and_refuses_raw_log_probabilities(server: Fak
     server.answers["/v1/completions"] = lambda body: completion(body, logprobs=top)
     with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
         use([server.url], lambda model: model.check())
+
+
+def test_check_refuses_a_context_that_the_server_cuts(server: FakeServer) -> None:
+    server.answers["/v1/models"] = lambda body: (200, {"data": [{"id": "policy", "max_model_len": 1024}]})
+    use([server.url], lambda model: model.check(1024))
+    with pytest.raises(
+        ConfigError,
+        match=r"^agent.context_tokens: 2048, but server http://127\S+ serves 'policy' with at most 1024 tokens; "
+        r"lower it to 1024 or start vLLM with --max-model-len 2048$",
+    ):
+        use([server.url], lambda model: model.check(2048))
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_check_passes_what_a_server_does_not_tell(server: FakeServer, status: int) -> None:
+    server.answers["/metrics"] = lambda body: (status, {"detail": "no metrics"})
+    use([server.url], lambda model: model.check(10**6, 2))
+
+
+def test_check_refuses_a_server_with_too_few_adapters(server: FakeServer) -> None:
+    metrics = "# TYPE vllm:lora_requests_info gauge\n"
+    metrics += 'vllm:lora_requests_info{max_lora="1",running_lora_adapters="",waiting_lora_adapters=""} 1.7e+09\n'
+    server.answers["/metrics"] = lambda body: (200, metrics)
+    use([server.url], lambda model: model.check(0, 1))
+    with pytest.raises(
+        ConfigError,
+        match=r"holds 1 adapters in a batch, but grpo.staleness 1 needs 2; start vLLM with --max-loras 2 or set "
+        r"grpo.staleness=0$",
+    ):
+        use([server.url], lambda model: model.check(0, 2))
+    server.answers["/metrics"] = lambda body: (200, metrics.replace('"1"', '"2"'))
+    use([server.url], lambda model: model.check(0, 2))
 
 
 def test_something_that_is_no_such_server_is_a_clear_fault(server: FakeServer) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from memory.usage import Check, Instantiation, MemoryUse, Regulation, Retrieved
+from memory.usage import Check, Instantiation, MemoryUse, Recall, Regulation, Retrieved
 from train.show import show_episode
 from train.trajectory import Episode, Step, append_episode
 
@@ -36,8 +36,9 @@ def test_an_episode_shows_what_memory_gave_and_what_it_stopped(
         choice="resampled",
     )
     step = Step(
-        index=0, observation="A room.", text="x", action="open drawer 1", result="It is open.", regulation=regulation
-    )
+        index=0, observation="A room.", text="x", action="open drawer 1", result="It is open.", regulation=regulation,
+        recall=Recall(snapshot="q-1", state=4, thought="open [here]", value=0.5, visits=2, mode="hint", followed=True),
+    )  # fmt: skip
     file = tmp_path / "episodes" / "eval.jsonl.gz"
     append_episode(
         file,
@@ -54,6 +55,7 @@ def test_an_episode_shows_what_memory_gave_and_what_it_stopped(
         "open the drawer first",
         "r-2 candidate 0.30 (0.20 similarity, 0.00 type, 0.10 utility)",
         "suppressed: another task",
+        "state 4 (+0.500): open [here] (hint, followed)",
         "take mug 1 from drawer 1: violates r-1",
         "played: resampled",
         "1 > open drawer 1",

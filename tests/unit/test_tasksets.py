@@ -49,12 +49,14 @@ def test_sizes_and_types() -> None:
         "pick_cool_then_place_in_recep": 21,
         "pick_two_obj_and_place": 17,
     }
-    assert set(types["alfworld-dev-30"].values()) == {5}
+    assert set(types["alfworld-dev-30"].values()) == set(types["alfworld-train-30"].values()) == {5}
     assert len(types["scienceworld-strict-175"]) == 30
     assert sum(types["scienceworld-strict-175"].values()) == 175
     assert max(types["scienceworld-strict-175"].values()) == 6
     assert len(types["scienceworld-dev-30"]) == 30
     assert set(types["scienceworld-dev-30"].values()) == {1}
+    assert len(types["scienceworld-train-90"]) == 30
+    assert set(types["scienceworld-train-90"].values()) == {3}
 
 
 def test_a_range_counts_from_zero_and_includes_both_ends() -> None:

@@ -38,6 +38,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         told = {"arguments": sys.argv[1:], "lora": os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
                 "extra": os.environ.get("EXTRA"), "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+                "level": os.environ.get("VLLM_LOGGING_LEVEL"),
                 "threads": os.environ.get("OMP_NUM_THREADS"), "pids": [os.getpid(), engine.pid]}
         self.wfile.write(json.dumps(told).encode())
 port = int(sys.argv[sys.argv.index("--port") + 1])
@@ -82,7 +83,8 @@ def value(arguments: list[str], flag: str) -> str:
     return arguments[arguments.index(flag) + 1]
 
 
-def test_the_whole_group_is_killed_even_if_the_engine_ignores_the_signal(make) -> None:  # type: ignore[no-untyped-def]
+def test_the_whole_group_is_killed_even_if_the_engine_ignores_the_signal(make, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")  # as TRL does
     with make(HEALTHY, served_name="policy", max_lora_rank=64) as server:
         told = httpx.get(server.url).json()
         assert all(map(alive, told["pids"]))
@@ -97,7 +99,7 @@ def test_the_whole_group_is_killed_even_if_the_engine_ignores_the_signal(make) -
     assert value(arguments, "--max-lora-rank") == "64"
     assert "--gpu-memory-utilization" in arguments
     assert "--block-size" not in arguments
-    assert (told["lora"], told["extra"]) == ("True", "1")
+    assert (told["lora"], told["extra"], told["level"]) == ("True", "1", "INFO")
 
 
 def test_the_block_kills_the_server_when_it_raises(make) -> None:  # type: ignore[no-untyped-def]
