@@ -40,31 +40,37 @@ def epsilon_at(episode: int, start: float, end: float, over: int) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A thought that can be chosen. ``visits``: how often its value was updated; ``elsewhere``: the mean value of the
-    same words in like states, where that shall count."""
+    """A thought that can be chosen. ``visits``: how often its value was updated; ``known``: whether a thought that was
+    never tried has its value from other states."""
 
     text: str
     value: float
     visits: int
-    elsewhere: float = -math.inf
+    known: bool = False
 
 
-def untried_value(initial: float, trials: int, led_on: int) -> float:
-    """Of a thought that was never tried in a state, when in like states ``led_on`` of ``trials`` of the same words led
-    on: the initial value times Laplace's estimate with one trial that did, so that unknown words get all of it."""
-    return initial * (led_on + 1) / (trials + 1)
+def untried_value(initial: float, trials: int, led_on: int, visits: int) -> float:
+    """Of a thought that was never tried in a state: the initial value times the share of ``trials`` of the same words
+    anywhere that ``led_on`` (Laplace's estimate with one trial that did, so that unknown words get all of it), over
+    sqrt(1 + ``visits`` of the state / 3): the longer a state is known, the less does what is left in it promise.
+    """
+    return initial * (led_on + 1) / (trials + 1) / math.sqrt(1 + visits / 3)
 
 
 def best_tried(candidates: Sequence[Candidate], above: float = -math.inf) -> int | None:
     """The place of the thought to exploit, without exploration; None: nothing to go by.
 
-    Never-tried thoughts do not count: their value is no experience. Of equal values (to nine decimals) the most tried
-    one is taken, then the first in alphabetical order.
+    Never-tried thoughts only count where other states tell of them: an initial value is no experience. Of equal values
+    (to nine decimals) the most tried one is taken, then the first in alphabetical order.
 
     Args:
         above: only thoughts of a higher value count.
     """
-    tried = [place for place, candidate in enumerate(candidates) if candidate.visits > 0 and candidate.value > above]
+    tried = [
+        place
+        for place, candidate in enumerate(candidates)
+        if (candidate.visits > 0 or candidate.known) and candidate.value > above
+    ]
 
     def rank(place: int) -> tuple[float, int, str]:
         candidate = candidates[place]
@@ -73,36 +79,19 @@ def best_tried(candidates: Sequence[Candidate], above: float = -math.inf) -> int
     return min(tried, key=rank, default=None)
 
 
-def best_elsewhere(candidates: Sequence[Candidate], above: float) -> int | None:
-    """The place of the thought that is worth most in other states, if it is worth more than ``above``; of equals the
-    first in alphabetical order. For states in which nothing is known."""
-    places = [place for place, candidate in enumerate(candidates) if candidate.elsewhere > above]
-    return min(places, key=lambda place: (-round(candidates[place].elsewhere, 9), candidates[place].text), default=None)
-
-
-def with_transfer(candidate: Candidate, transfer: float) -> float:
-    """The value, moved towards what the same words are worth in like states, as if that were ``transfer`` visits;
-    only upwards."""
-    if transfer == 0 or candidate.elsewhere <= candidate.value:
-        return candidate.value
-    return candidate.value + transfer / (candidate.visits + transfer) * (candidate.elsewhere - candidate.value)
-
-
-def best_in_training(
-    candidates: Sequence[Candidate], bonus: float, random: Random, transfer: float = 0.0
-) -> int | None:
+def best_in_training(candidates: Sequence[Candidate], bonus: float, random: Random) -> int | None:
     """The place of the thought to exploit in training; None: there is none.
 
-    Never-tried thoughts count with their initial value, and each value gets ``bonus`` / sqrt(visits + 1) (MBIE-EB,
-    Strehl and Littman 2008). Equal scores (to nine decimals) go to the least tried, then to chance: a fixed order
-    would leave the values of all others as they are for ever. ``transfer``: see :func:`with_transfer`.
+    Never-tried thoughts count with the value that they begin with, and each value gets ``bonus`` / sqrt(visits + 1)
+    (MBIE-EB, Strehl and Littman 2008). Equal scores (to nine decimals) go to the least tried, then to chance: a fixed
+    order would leave the values of all others as they are for ever.
     """
     if not candidates:
         return None
 
     def rank(place: int) -> tuple[float, int]:
         candidate = candidates[place]
-        score = with_transfer(candidate, transfer) + bonus / math.sqrt(candidate.visits + 1)
+        score = candidate.value + bonus / math.sqrt(candidate.visits + 1)
         return -round(score, 9), candidate.visits
 
     lowest = min(map(rank, range(len(candidates))))

@@ -20,7 +20,7 @@ import numpy as np
 from memory.clusters import Clusters
 from memory.embedding import Embedder, Vectors
 from memory.experience import Experience, Visit
-from memory.forgetting import Judge, Trial, Verdict
+from memory.forgetting import Judge, Trial, Verdict, judge_offline
 from memory.qlearning import Candidate, q_target, q_update, step_size, untried_value
 from memory.samem_settings import SamemSettings
 from memory.summary import situation
@@ -51,11 +51,32 @@ class Update:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What the same words did in like states. ``value``: the mean of their values, one of each state."""
+    """What other states tell of a thought that was never tried in one (``transfer`` and ``analogy`` in the settings).
 
-    trials: int
-    led_on: int
-    value: float
+    ``values``: by situation and words, the mean over like states; ``shares``: the same of the share in the state's
+    highest value, and by words alone ("" for the situation); ``trials``: by words, how many there were and how many of
+    them led on; ``visits``, ``best``: of each state, steps in it and its highest value.
+    """
+
+    values: dict[tuple[str, str], float] = field(default_factory=dict)
+    shares: dict[tuple[str, str], float] = field(default_factory=dict)
+    trials: dict[str, tuple[int, int]] = field(default_factory=dict)
+    visits: tuple[int, ...] = ()
+    best: tuple[float, ...] = ()
+
+    def value(self, settings: SamemSettings, state: int | None, summary: str, text: str) -> float:
+        """Of the thought ``text`` in a state with this summary, never tried there."""
+        found = settings.initial
+        known = state is not None and state < len(self.visits)
+        if settings.transfer:
+            trials, led_on = self.trials.get(text, (0, 0))
+            visits = self.visits[state] if known and state is not None else 0
+            found = untried_value(settings.initial, trials, led_on, visits)
+            found = max(found, settings.transfer * self.values.get((situation(summary), text), 0.0))
+        if settings.analogy and known and state is not None:
+            share = self.shares.get((situation(summary), text), self.shares.get(("", text), 0.0))
+            found = max(found, share * self.best[state])
+        return found
 
 
 @dataclass
@@ -104,8 +125,8 @@ class QTable:
         self.episodes = 0
         self.barriers = 0
         self.thoughts_of: list[list[int]] = []
-        self.elsewhere: dict[tuple[str, str], Elsewhere] = {}
-        """As of the last barrier, by situation and words of a thought; empty without ``transfer``."""
+        self.elsewhere = Elsewhere()
+        """As of the last barrier; empty without ``transfer`` and ``analogy``."""
         self._embedder = embedder
         self._judge = judge
         self._clusters = Clusters(settings.threshold)
@@ -115,9 +136,9 @@ class QTable:
         self._thought_vectors: list[Vectors | None] = []
         self._lock = threading.Lock()
 
-    def empty(self) -> QTable:
-        """A table with the same settings that has learnt nothing."""
-        return QTable(self.settings, self._embedder, self._judge)
+    def empty(self, **changes: object) -> QTable:
+        """A table that has learnt nothing, with the same settings but for ``changes``."""
+        return QTable(self.settings.model_copy(update=changes), self._embedder, self._judge)
 
     # ---- learning
 
@@ -135,36 +156,84 @@ class QTable:
         barrier.steps = len(visits)
         barrier.matched = sum(state < known for state in states)
         thoughts = self._assign_thoughts(visits, states)
-        for sweep in range(self.settings.sweeps):
-            place = 0
-            for episode in episodes:
-                span = slice(place, place + len(episode.visits))
-                self._go_back_through(episode, states[span], thoughts[span], barrier, first=sweep == 0)
-                place = span.stop
+        place = 0
+        for episode in episodes:
+            span = slice(place, place + len(episode.visits))
+            self._go_back_through(episode, states[span], thoughts[span], barrier)
+            place = span.stop
         self._forget({self.state_of[thought] for thought in barrier.touched}, barrier)
         self.episodes += len(episodes)
         self.barriers += 1
-        self.elsewhere = self._compare()
+        self.elsewhere = self.compare(self.values)
         barrier.states, barrier.thoughts = len(self.states), len(self.thoughts)
         barrier.snapshot = self.snapshot().id
         return barrier
 
-    def _go_back_through(
-        self, episode: Experience, states: list[int], thoughts: list[int], barrier: Barrier, *, first: bool
-    ) -> None:
+    def replay(self, episodes: Sequence[Experience]) -> None:
+        """Go through episodes that were learnt from once more, ``sweeps`` times, until the values agree with one
+        another: experience replay (Lin 1992).
+
+        A sweep updates each thought once for each of its trials, the k-th time with step size 1/k: its value becomes
+        the mean target. Visits are not counted again, and updates are not listed.
+        """
+        with self._lock:
+            trials = self._trials(episodes)
+            for _ in range(self.settings.sweeps):
+                for thought, outcomes in trials:
+                    value = self.values[thought]
+                    for number, (rewards, following) in enumerate(outcomes, start=1):
+                        best = None if following is None else following.best(self.values)
+                        target = q_target(rewards, best, self.settings.gamma)
+                        value = q_update(value, target, step_size("1/N", 1.0, number))
+                    self.values[thought] = value
+            self.elsewhere = self.compare(self.values)
+
+    def _trials(self, episodes: Sequence[Experience]) -> list[tuple[int, list[tuple[list[float], _Following | None]]]]:
+        """Of each thought, the youngest first, what each trial earned and what could be chosen then (None: the end)."""
+        found: dict[int, list[tuple[list[float], _Following | None]]] = {}
+        known: dict[tuple[int, tuple[str, ...]], _Following] = {}
+        number = {text: self.find_state(text)[0] for text in {v.state for e in episodes for v in e.visits}}
+        for episode in episodes:
+            for at, visit in enumerate(episode.visits):
+                state = number[visit.state]
+                after = self._after(episode, at)
+                thought = None if state is None else self.find_thought(state, visit.thought)
+                if after is None or thought is None or thought in self.forgotten:
+                    continue
+                rewards = [reward for visit in episode.visits[at:after] for reward in visit.rewards]
+                following = None
+                if after < len(episode.visits):
+                    next_state, options = number[episode.visits[after].state], episode.visits[after].options
+                    if next_state is None:
+                        continue
+                    if (next_state, options) not in known:
+                        known[next_state, options] = self._following(next_state, options)
+                    following = known[next_state, options]
+                found.setdefault(thought, []).append((rewards, following))
+        return sorted(found.items(), reverse=True)
+
+    def _after(self, episode: Experience, at: int) -> int | None:
+        """The step whose state's value the target of step ``at`` ends with (the number of steps: the end, none's);
+        None: what came next is not known."""
+        after = min(at + self.settings.n_step, len(episode.visits))
+        if after == len(episode.visits) and not episode.ended:
+            after -= 1  # what came after the last step is not known: rely on the value of its state
+        return None if after == at else after
+
+    def _go_back_through(self, episode: Experience, states: list[int], thoughts: list[int], barrier: Barrier) -> None:
         settings = self.settings
         visits = episode.visits
         for at in reversed(range(len(visits))):
-            after = min(at + settings.n_step, len(visits))
-            if after == len(visits) and not episode.ended:
-                after -= 1  # what came after the last step is not known: rely on the value of its state
-            if after == at or thoughts[at] in self.forgotten:
+            after = self._after(episode, at)
+            thought = thoughts[at]
+            if after is None or thought in self.forgotten:
                 continue
             rewards = [reward for visit in visits[at:after] for reward in visit.rewards]
-            best = self._best(states[after], visits[after].options) if after < len(visits) else None
+            best = (
+                self._following(states[after], visits[after].options).best(self.values) if after < len(visits) else None
+            )
             target = q_target(rewards, best, settings.gamma)
-            thought = thoughts[at]
-            before = self.values[thought]
+            before = self.values[thought] if self.visits[thought] else self._untried(states[at], visits[at].thought)
             self.visits[thought] += 1
             alpha = step_size(settings.step_size, settings.alpha, self.visits[thought])
             self.values[thought] = q_update(before, target, alpha)
@@ -180,52 +249,61 @@ class QTable:
                     self.values[thought],
                 )
             )
-            if first:
-                earned = sum(visits[at].rewards) > 0
-                moved = at + 1 < len(visits) and (
-                    states[at + 1] != states[at] or set(visits[at + 1].options) != set(visits[at].options)
-                )
-                self.trials[thought] += 1
-                self.led_on[thought] += int((earned or moved) and not visits[at].refused)
+            earned = sum(visits[at].rewards) > 0
+            moved = at + 1 < len(visits) and (
+                states[at + 1] != states[at] or set(visits[at + 1].options) != set(visits[at].options)
+            )
+            self.trials[thought] += 1
+            self.led_on[thought] += int((earned or moved) and not visits[at].refused)
 
-    def _best(self, state: int, options: Sequence[str]) -> float:
-        """max Q' over what can be chosen: the given options, else the state's thoughts; forgotten ones never count."""
+    def _following(self, state: int, options: Sequence[str]) -> _Following:
+        """What can be chosen: the given options, else the state's thoughts; forgotten ones never count."""
         initial = self.settings.initial
         if not options:
-            own = [self.values[thought] for thought in self.thoughts_of[state] if thought not in self.forgotten]
-            return max(own, default=initial)
+            return _Following(tuple(n for n in self.thoughts_of[state] if n not in self.forgotten), None, initial)
         found = {option: self.find_thought(state, option) for option in options}
-        values = [
-            self._untried(state, option) if thought is None or not self.visits[thought] else self.values[thought]
-            for option, thought in found.items()
-            if thought not in self.forgotten
+        tried = tuple(n for n in found.values() if n is not None and self.visits[n] and n not in self.forgotten)
+        untried = [
+            self._untried(state, option)
+            for option, n in found.items()
+            if n is None or (not self.visits[n] and n not in self.forgotten)
         ]
-        return max(values, default=initial)
+        return _Following(tried, max(untried, default=None), initial)
 
     def _untried(self, state: int, text: str) -> float:
-        known = self.elsewhere.get((situation(self.states[state].text), text))
-        return untried_value(self.settings.initial, known.trials, known.led_on) if known else self.settings.initial
+        return self.elsewhere.value(self.settings, state, self.states[state].text, text)
 
-    def _compare(self) -> dict[tuple[str, str], Elsewhere]:
-        return self.compare(self.values) if self.settings.transfer else {}
-
-    def compare(self, values: Sequence[float]) -> dict[tuple[str, str], Elsewhere]:
-        """What the same words did in like states, with these values of the thoughts."""
+    def compare(self, values: Sequence[float]) -> Elsewhere:
+        """What states can tell one another, with these values of the thoughts."""
+        if not self.settings.transfer and not self.settings.analogy:
+            return Elsewhere()
         like = [situation(state.text) for state in self.states]
-        of: dict[tuple[str, str], list[int]] = {}
-        for thought in range(len(values)):
-            if thought not in self.forgotten:
-                of.setdefault((like[self.state_of[thought]], self.thoughts[thought].text), []).append(thought)
-        return {
-            key: Elsewhere(
-                sum(self.trials[thought] for thought in thoughts),
-                sum(self.led_on[thought] for thought in thoughts),
-                sum(values[thought] for thought in thoughts) / len(thoughts),
-            )
-            for key, thoughts in of.items()
-        }
+        trials: dict[str, tuple[int, int]] = {}
+        visits, best = [0] * len(self.states), [0.0] * len(self.states)
+        counting = []
+        for thought, value in enumerate(values):
+            state, text = self.state_of[thought], self.thoughts[thought].text
+            visits[state] += self.trials[thought]
+            before = trials.get(text, (0, 0))
+            trials[text] = (before[0] + self.trials[thought], before[1] + self.led_on[thought])
+            if thought not in self.forgotten and self.visits[thought]:
+                best[state] = max(best[state], value)
+                counting.append((state, text, value))
+        of: dict[tuple[str, str], list[float]] = {}
+        shares: dict[tuple[str, str], list[float]] = {}
+        for state, text, value in counting:
+            of.setdefault((like[state], text), []).append(value)
+            if best[state] > 0:
+                for situation_or_any in (like[state], ""):
+                    shares.setdefault((situation_or_any, text), []).append(value / best[state])
+        return Elsewhere(_means(of), _means(shares), trials, tuple(visits), tuple(best))
 
     def _forget(self, states: set[int], barrier: Barrier) -> None:
+        if self.settings.forget_idle:
+            for thought in sorted(barrier.touched - self.forgotten):
+                verdict = judge_offline(self._trial(thought))
+                if not verdict.sound:
+                    self._forget_thought(verdict, barrier)
         if self._judge is None:
             return
         for state in sorted(states):
@@ -239,21 +317,23 @@ class QTable:
             lowest = min(valued, key=lambda thought: (self.values[thought], thought))
             if lowest in self.judged:
                 continue  # found sound before
-            trial = Trial(
-                lowest,
-                self.states[state].text,
-                self.thoughts[lowest].text,
-                self.values[lowest],
-                self.trials[lowest],
-                self.led_on[lowest],
-            )
-            verdict = self._judge(trial)
+            verdict = self._judge(self._trial(lowest))
             self.judged[lowest] = verdict
-            barrier.verdicts.append(verdict)
-            if not verdict.sound:
-                self.forgotten.add(lowest)
-                self.values[lowest] = 0.0
-                barrier.touched.add(lowest)
+            if verdict.sound:
+                barrier.verdicts.append(verdict)
+            else:
+                self._forget_thought(verdict, barrier)
+
+    def _trial(self, thought: int) -> Trial:
+        state, text = self.states[self.state_of[thought]].text, self.thoughts[thought].text
+        return Trial(thought, state, text, self.values[thought], self.trials[thought], self.led_on[thought])
+
+    def _forget_thought(self, verdict: Verdict, barrier: Barrier) -> None:
+        self.judged[verdict.thought] = verdict
+        barrier.verdicts.append(verdict)
+        barrier.touched.add(verdict.thought)
+        self.forgotten.add(verdict.thought)
+        self.values[verdict.thought] = 0.0
 
     # ---- states and thoughts
 
@@ -365,7 +445,7 @@ class QTable:
     def resume(self, episodes: int, barriers: int) -> None:
         """All states and thoughts are restored: go on after so many episodes and barriers."""
         self.episodes, self.barriers = episodes, barriers
-        self.elsewhere = self._compare()
+        self.elsewhere = self.compare(self.values)
 
     def state_vector(self, state: int) -> Vectors:
         """The founder's vector, shape (d,)."""
@@ -411,6 +491,22 @@ def content_id(founders: bytes, values: Sequence[float], visits: Sequence[int], 
 
 
 @dataclass(frozen=True)
+class _Following:
+    """What can be chosen after a step: thoughts that were tried, and the highest value of one that was not."""
+
+    tried: tuple[int, ...]
+    untried: float | None
+    initial: float
+
+    def best(self, values: Sequence[float]) -> float:
+        """max Q'; the initial value where nothing can be chosen."""
+        best = max((values[thought] for thought in self.tried), default=self.untried)
+        if best is None:
+            return self.initial
+        return best if self.untried is None else max(best, self.untried)
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """A table between two barriers: what agents read. ``values``, ``visits``: by number of the thought; ``founders``:
     their hash."""
@@ -421,7 +517,7 @@ class Snapshot:
     values: tuple[float, ...]
     visits: tuple[int, ...]
     forgotten: frozenset[int]
-    elsewhere: dict[tuple[str, str], Elsewhere]
+    elsewhere: Elsewhere
     episodes: int
 
     @cached_property
@@ -433,40 +529,29 @@ class Snapshot:
         """The matching state, None where there is none, and the cosine with the nearest one."""
         return self.table.find_state(summary, self.states)
 
-    def candidates(self, state: int | None, options: Sequence[str] | None) -> list[Candidate]:
+    def candidates(self, state: int | None, options: Sequence[str] | None, summary: str = "") -> list[Candidate]:
         """What can be chosen in ``state``, forgotten thoughts left out.
 
         Args:
             state: None: an unknown one, in which nothing was tried.
             options: the thoughts at hand; None: any that is known in this state.
+            summary: of the state, for what other states tell of thoughts that were never tried in it.
         """
         if options is None:
             own = [] if state is None else self.table.thoughts_of[state]
             known = [thought for thought in own if thought < len(self.values) and thought not in self.forgotten]
-            return [self._candidate(thought, self.table.thoughts[thought].text) for thought in known]
-        initial = self.table.settings.initial
+            return [Candidate(self.table.thoughts[n].text, self.values[n], self.visits[n]) for n in known]
         found = []
         for option in dict.fromkeys(options):
             thought = None if state is None else self.table.find_thought(state, option, len(self.values))
-            if thought is None:
-                found.append(Candidate(option, initial, 0))
-            elif thought not in self.forgotten:
-                found.append(self._candidate(thought, option))
-        if state is None or not self.elsewhere:
-            return found
-        like = situation(self.table.states[state].text)
-        return [self._compared(candidate, self.elsewhere.get((like, candidate.text))) for candidate in found]
-
-    def _candidate(self, thought: int, text: str) -> Candidate:
-        return Candidate(text, self.values[thought], self.visits[thought])
-
-    def _compared(self, candidate: Candidate, known: Elsewhere | None) -> Candidate:
-        if known is None:
-            return candidate
-        if not candidate.visits:
-            value = untried_value(self.table.settings.initial, known.trials, known.led_on)
-            candidate = replace(candidate, value=value)
-        return replace(candidate, elsewhere=known.value)
+            if thought is not None and thought in self.forgotten:
+                continue
+            if thought is None or not self.visits[thought]:
+                value = self.elsewhere.value(self.table.settings, state, summary, option)
+                found.append(Candidate(option, value, 0, known=value > self.table.settings.initial))
+            else:
+                found.append(Candidate(option, self.values[thought], self.visits[thought]))
+        return found
 
     def shuffled(self, seed: int) -> Snapshot:
         """The control: the same states and thoughts, with the values of all tried thoughts permuted at random."""
@@ -476,8 +561,11 @@ class Snapshot:
         values = list(self.values)
         for to, of in zip(tried, order, strict=True):
             values[to] = self.values[of]
-        elsewhere = self.table.compare(values) if self.table.settings.transfer else {}
-        return replace(self, values=tuple(values), elsewhere=elsewhere)
+        return replace(self, values=tuple(values), elsewhere=self.table.compare(values))
+
+
+def _means(of: dict[tuple[str, str], list[float]]) -> dict[tuple[str, str], float]:
+    return {key: sum(found) / len(found) for key, found in of.items()}
 
 
 def embed_distinct(embedder: Embedder, texts: Sequence[str]) -> Vectors:

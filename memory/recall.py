@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from memory.qlearning import best_elsewhere, best_in_training, best_tried, epsilon_at
+from memory.qlearning import best_in_training, best_tried, epsilon_at
 from memory.qtable import Snapshot
 from memory.samem_settings import SamemSettings
 from memory.summary import Words
@@ -79,23 +79,22 @@ class StateGuide:
             return found
         candidates = [
             candidate
-            for candidate in self._snapshot.candidates(state, options)
+            for candidate in self._snapshot.candidates(state, options, summary)
             if (self._asked, candidate.text) not in self._tired
         ]
         if self._training:
-            place = best_in_training(candidates, self._settings.bonus, self._random, self._settings.transfer)
+            place = best_in_training(candidates, self._settings.bonus, self._random)
         else:
             above = self._settings.initial if self._settings.positive_only else -math.inf
             place = best_tried(candidates, above)
-            if place is None and self._settings.transfer:
-                place = best_elsewhere(candidates, self._settings.initial)
         if place is None:
             return found
         chosen = candidates[place]
         return found.model_copy(update={"thought": chosen.text, "value": chosen.value, "visits": chosen.visits})
 
     def repeated(self, thought: str) -> None:
-        """Tell that ``thought``, in the state that was last asked about, brought an answer seen before."""
+        """Tell that ``thought``, in the state that was last asked about, brought nothing new: an answer, or a choice of
+        actions, that the episode had seen before."""
         if self._settings.no_repeats:
             self._tired.add((self._asked, thought))
 

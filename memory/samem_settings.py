@@ -45,15 +45,18 @@ class SamemSettings(Settings):
     initial: float = 0.0
     """Value of a thought that was never tried. Above what can be earned (optimistic), it makes an agent try
     everything."""
-    transfer: Annotated[float, Field(ge=0)] = 0.0
-    """What the same words did in like states of other tasks (:func:`memory.summary.situation`) counts as so many visits
-    when a thought is chosen in training, where that speaks for it; a never-tried thought is worth ``initial`` times the
-    share of trials there that led on; and where nothing can be recalled without exploration, the words of the highest
-    mean value are, if that is above ``initial``. 0: states share nothing."""
+    transfer: Share = 0.0
+    """A thought that was never tried in a state is worth at least this share of the mean value that the same words have
+    in like states of other tasks (:func:`memory.summary.situation`), and the less of ``initial`` the less often the
+    words led on anywhere, and the more often the state was visited (:func:`memory.qlearning.untried_value`). 0: it is
+    worth ``initial``."""
+    analogy: bool = False
+    """A thought that was never tried in a state is worth at least so much of the state's highest value as the same
+    words are worth, on average, of that of like states of other tasks (of any state, if there is no like one)."""
     n_step: Count = 1
     """Rewards that are summed before the best next value is taken."""
-    sweeps: Count = 1
-    """How often a batch of episodes is gone through: experience replay within the batch."""
+    sweeps: Count = 10
+    """How often a replay of episodes goes through all of them (:meth:`memory.qtable.QTable.replay`)."""
 
     epsilon_start: Share = 0.3
     epsilon_end: Share = 0.1
@@ -71,11 +74,14 @@ class SamemSettings(Settings):
     known, the agent thinks for itself."""
 
     no_repeats: bool = False
-    """A thought that brought an answer which the episode had seen before is not recalled again in that state until the
-    episode ends. Values only change at barriers: without this, an agent that follows them may go round in a circle."""
+    """A thought that brought nothing new to the episode is not recalled again in that state until it ends. Values only
+    change at barriers: without this, an agent that follows them may go round in a circle."""
 
     forget_above: Count = 5
     """Once more than so many thoughts of a state have values other than zero, the lowest one is judged."""
+    forget_idle: bool = False
+    """Forget every thought that the offline rule finds unsound, whatever its rank: one that always leads back to its
+    state without a reward is, with gamma below 1, never better than the best other thought there."""
     judge: Literal["offline", "model", "none"] = "offline"
     """Who judges: the rule of :mod:`memory.forgetting`, a language model, or nobody (nothing is forgotten)."""
     model: LanguageModelSettings | None = None

@@ -9,8 +9,10 @@ Names are replaced by their role, so that what was learnt with one thing holds f
     Z, Y, X      a thing of the kind that the task names last, last but one, …; ``used``: it was acted on before
     here, this Z  the fixture (named in the first observation) that the last successful action was on
     a place with Y, a new place, a used place (open it)   other fixtures: what was seen there, or else whether the agent
-                 was there and what can be done with few kinds of fixtures
+                 was there and what few kinds of fixtures allow: with a thing what is known of the kind, with the
+                 fixture alone what could be done when the agent left it
     something    any other thing
+    ACT          a word that the task's text and actions share (where the actions that can be chosen are known)
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from memory.grammar import ActionGrammar, kind
@@ -27,6 +29,16 @@ from memory.records import Record, TraceStep, Trajectory
 StateKey = Literal["state", "scene", "task"]
 
 _LETTERS = "ZYXWVUTS"
+ACT = "ACT"
+"""Stands for a word of the task that actions are made of."""
+FUNCTION_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "a an the some any this that these those it its them they their you your i me my we our is are be to of in "
+        "into on onto at from under over with by for and or then so as there here",
+    )
+)
+"""Articles, pronouns, prepositions and the like: by these alone the phrasings of one kind of task differ."""
 _NUMBERED = r"[^\W\d_]+ \d+"
 """A word and a number is a name, whether it was learnt or not."""
 
@@ -100,6 +112,11 @@ class Words(Record):
                 rare.setdefault(name, form)
         return rare
 
+    @cached_property
+    def verbs(self) -> set[str]:
+        """The words of actions that are no names."""
+        return {word for _, form in (*self.forms, *self.uses) for word in form.split()} - {"it", "something"}
+
     def special(self, form: str, *, fixed: bool) -> bool:
         """Whether few kinds share a form: at most half of the fixtures' kinds, a tenth of the others'."""
         return form in (self._rare_forms if fixed else self._rare_uses)
@@ -157,6 +174,14 @@ class Tracker:
     """Of a thing that the task names the special forms of the actions on it, sorted."""
     _focus: dict[str, str] = field(default_factory=dict)
     """Of a letter the thing that was acted on last."""
+    _moved: dict[str, str] = field(default_factory=dict)
+    """Of a thing the last action on it and a fixture."""
+    _free: set[str] = field(default_factory=set)
+    """Things that can be acted on without a fixture now."""
+    _left: dict[str, str] = field(default_factory=dict)
+    """Of a fixture what few kinds allow and could be done with it alone when the agent was last there."""
+    _names: dict[str, list[str]] = field(default_factory=dict)
+    """Of an action its names: they are asked for at every step."""
     _here: str = ""
     _refused: bool = False
 
@@ -167,6 +192,7 @@ class Tracker:
         kinds = list(dict.fromkeys(kind(name) for name in self.words.joined(own).names_in(self.goal)))
         self._letters = dict(zip(reversed(kinds), _LETTERS, strict=False))
         self._task = self.lettered(self.goal.rstrip(". "))
+        self._acts = sorted(set(re.findall(r"\w+", self._task)) & self.words.verbs - FUNCTION_WORDS)
 
     def played(self, action: str | None, result: str, valid: bool | None) -> None:
         """Tell what was played (None: nothing that is an action) and what the world answered."""
@@ -189,14 +215,54 @@ class Tracker:
             if name not in self._fixtures:
                 self._note(name, action, names)
                 if on_fixture:
+                    self._moved[name] = self._with_letters(action)
                     self._at.pop(name, None)  # it changed place
         self._used.update(names)
         if before != self._here:
             self._used.add(self._here)
 
+    def _look_round(self, admissible: Sequence[str]) -> None:
+        """Note what can be done without a fixture, and with the present one alone."""
+        self._free = set()
+        rare = []
+        for action in admissible:
+            names = self._names_in(action)
+            if not any(name in self._fixtures for name in names):
+                self._free.update(names)
+            elif names == [self._here] and self.words.special(form := self.words.form(action, self._here), fixed=True):
+                rare.append(form)
+        if self._here:
+            self._left[self._here] = min(rare, default="")
+
+    def _names_in(self, action: str) -> list[str]:
+        if action not in self._names:
+            self._names[action] = self.words.names_in(action)
+        return self._names[action]
+
+    def _content(self) -> str:
+        """The task's words without those of a closed class, sorted, letters last: one text for all its phrasings."""
+        words = set(re.findall(r"\w+", self._with_act(self._task))) - FUNCTION_WORDS
+        return " ".join(sorted(words, key=lambda word: (word in _LETTERS, word)))
+
+    @property
+    def _carried(self) -> set[str]:
+        """Things that were acted on with a fixture, and can be acted on without one now."""
+        return {name for name in self._moved if name in self._free}
+
+    def _with_letters(self, action: str) -> str:
+        return self.words.pattern.sub(lambda found: self._letters.get(kind(found[0]), "something"), action)
+
+    def _with_act(self, text: str) -> str:
+        return re.sub(rf"\b(?:{'|'.join(self._acts)})\b", ACT, text) if self._acts else text
+
     def lift(self, action: str) -> str:
         """``action`` with the roles of its names."""
-        return self.words.pattern.sub(lambda found: self.role(found[0]), action)
+        parts = []
+        end = 0
+        for found in self.words.pattern.finditer(action):
+            parts += [self._with_act(action[end : found.start()]), self.role(found[0])]
+            end = found.end()
+        return "".join([*parts, self._with_act(action[end:])])
 
     def role(self, name: str) -> str:
         """What ``name`` is in this episode now (see the module)."""
@@ -212,17 +278,22 @@ class Tracker:
         if letter:
             return f"a {status} {letter}"
         speciality = self.words.specialities.get(kind(name), "")
-        return f"a {status} place" + (f" ({speciality})" if speciality else "")
+        if name in self._left and "something" not in speciality:
+            speciality = self._left[name]
+        return f"a {status} place" + (f" ({self._with_act(speciality)})" if speciality else "")
 
     def summary(self, admissible: Sequence[str] | None = None) -> str:
         """The state as text.
 
         Args:
-            admissible: what the world would accept now, where that is known. What can be done at a place is then among
-                the agent's options, and the state only tells whether the task names the place, and what can be done
-                with the task's things anywhere. Else the place is told, and what was seen here and elsewhere.
+            admissible: what the world would accept now, where that is known. The place is then told by the agent's
+                options; the state tells what the agent holds, which actions on nothing but the task's things there
+                are, and where it put such things; and the task is told by its content words, so that phrasings of one
+                kind of task are one. Else the place is told, and what was seen here and elsewhere.
         """
-        task = f"Task: {self._task}"
+        if admissible is not None:
+            self._look_round(admissible)
+        task = f"Task: {self._task if admissible is None else self._content()}"
         if self.key == "task":
             return task
         parts = [task]
@@ -237,19 +308,24 @@ class Tracker:
                 if names:
                     parts.append(f"{where}: {' and '.join(sorted({self._letters[kind(name)] for name in names}))}")
         else:
-            place = self._letters.get(kind(self._here), "")
-            if place:
-                parts.append(f"Place: {place}")
-            parts.append(f"At hand: {', '.join(self._at_hand(admissible)) or 'nothing'}")
+            carried = {self._letters.get(kind(name), "something") for name in self._carried}
+            parts.append(f"Holding: {', '.join(sorted(carried)) or 'nothing'}")
+            at_hand = self._at_hand(admissible)
+            if at_hand:
+                parts.append(f"At hand: {', '.join(at_hand)}")
         if self.key == "scene":
             return ". ".join(parts)
         for name, letter in sorted(self._letters.items(), key=lambda item: item[1]):
-            handled = sum(1 for thing in self._done if kind(thing) == name)
-            if handled:
-                parts.append(f"Handled: {handled} {letter}")
+            handled = [thing for thing in self._done if kind(thing) == name]
+            if admissible is None and handled:
+                parts.append(f"Handled: {len(handled)} {letter}")
+            put = {self._moved[thing] for thing in handled if thing in self._moved and thing not in self._carried}
+            if admissible is not None and put:
+                parts.append(f"{letter}: {self._with_act(', '.join(sorted(put)))}")
             done = self._done.get(self._focus.get(letter, ""))
             if done:
-                parts.append(f"Done with {letter}: {', '.join(done)}")
+                told = ", ".join(done)
+                parts.append(f"Done with {letter}: {told if admissible is None else self._with_act(told)}")
         if self._refused:
             parts.append("Last action refused")
         return ". ".join(parts)
@@ -264,14 +340,18 @@ class Tracker:
     def named(self, text: str) -> str:
         """``text`` with the kinds of things instead of their letters."""
         kinds = {letter: name for name, letter in self._letters.items()}
-        return re.sub(rf"\b[{_LETTERS}]\b", lambda found: kinds.get(found[0], found[0]), text)
+        kinds[ACT] = self._acts[0] if self._acts else ACT
+        return re.sub(rf"\b(?:[{_LETTERS}]|{ACT})\b", lambda found: kinds.get(found[0], found[0]), text)
 
     def _at_hand(self, admissible: Sequence[str]) -> list[str]:
-        """The lifted actions on nothing but things that the task names."""
+        """The lifted actions on nothing but things that the task names, other than what is carried anyway."""
         found = set()
+        carried = self._carried
         for action in admissible:
-            names = self.words.names_in(action)
-            if names and all(name not in self._fixtures and kind(name) in self._letters for name in names):
+            names = self._names_in(action)
+            if names and all(
+                name not in self._fixtures and kind(name) in self._letters and name not in carried for name in names
+            ):
                 found.add(self.lift(action))
         return sorted(found)
 
@@ -294,11 +374,12 @@ class Tracker:
         done = self._done.setdefault(thing, [])
         fixed = [name for name in names if name in self._fixtures]
         special = any(self.words.special(self.words.form(action, name), fixed=bool(fixed)) for name in fixed or [thing])
-        form = self.words.pattern.sub(lambda found: self._letters.get(kind(found[0]), "something"), action)
+        form = self._with_letters(action)
         if special and form not in done:
             self._done[thing] = sorted([*done, form])
 
 
+@lru_cache(maxsize=4096)
 def situation(summary: str) -> str:
     """A state's summary without the task, and without what it was that was done: what states of several tasks have in
     common."""

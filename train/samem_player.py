@@ -7,6 +7,7 @@ from random import Random
 
 from envs.base import StepResult
 from envs.pool import Session
+from memory.experience import Experience
 from memory.qtable import QTable, Snapshot
 from memory.recall import StateGuide
 from memory.records import Trajectory
@@ -17,6 +18,9 @@ from train.agent import Job, Turn
 from train.prompts import reply_text, thin
 from train.samem import experiences
 from train.trajectory import Context
+
+SETTLING_SWEEPS = 40
+"""Sweeps after which gamma has made of an initial value less than a tenth of a step's worth."""
 
 
 class SamemPlayer:
@@ -56,18 +60,18 @@ class SamemPlayer:
         self._max_actions = max_actions
         self._tracker: Tracker | None = None
         self._last: tuple[str, str] | None = None  # thought, action
-        self._seen: set[str] = set()
+        self._seen: set[frozenset[str]] = set()
 
     async def act(self, session: Session, result: StepResult, step: int) -> Turn:
+        admissible = thin(await session.admissible(), self._max_actions) or ["look"]
         if self._tracker is None:
             self._tracker = Tracker(self._words, result.goal, result.observation, self._settings.state_key)
         elif self._last is not None:
             thought, action = self._last
             self._tracker.played(action, result.observation, result.valid)
-            if self._guide is not None and result.observation in self._seen:
+            if self._guide is not None and frozenset(admissible) in self._seen:
                 self._guide.repeated(thought)
-        self._seen.add(result.observation)
-        admissible = thin(await session.admissible(), self._max_actions) or ["look"]
+        self._seen.add(frozenset(admissible))
         actions: dict[str, list[str]] = {}
         for action in admissible:
             thought = self._tracker.lift(action) if self._settings.store == "thought" else action
@@ -95,13 +99,15 @@ class SamemPlayer:
 class LiftedLearner:
     """A table with ``lifted`` settings that learns from such an agent's episodes, and the words that it is learnt with.
 
-    While the words grow, summaries change: the table is then learnt anew from all episodes so far.
+    At each barrier all episodes so far are replayed. While the words grow, summaries change: the table is then learnt
+    anew from all episodes.
     """
 
     def __init__(self, table: QTable) -> None:
         self.words = Words()
         self.table = table
         self._batches: list[list[Trajectory]] = []
+        self._learnt: list[list[Experience]] = []
 
     def learn(self, batch: Sequence[Trajectory]) -> None:
         """Learn from the episodes since the last barrier."""
@@ -111,10 +117,21 @@ class LiftedLearner:
         if words != self.words:
             self.words, todo = words, self._batches
             self.table = self.table.empty()
+            self._learnt = []
         for episodes in todo:
-            self.table.learn(experiences(episodes, self.words, self.table.settings))
+            found = list(experiences(episodes, self.words, self.table.settings))
+            self.table.learn(found)
+            self._learnt.append(found)
+        self._replay(self.table)
 
-    def replay(self) -> None:
-        """Learn from all episodes so far once more."""
-        for episodes in self._batches:
-            self.table.learn(experiences(episodes, self.words, self.table.settings))
+    def settled(self) -> QTable:
+        """The table to test with: learnt from the same episodes, but from initial values of 0 and without ``transfer``,
+        so that nothing of the optimism that leads exploration is left in its values."""
+        table = self.table.empty(initial=0.0, transfer=0.0, sweeps=SETTLING_SWEEPS)
+        for found in self._learnt:
+            table.learn(found)
+        self._replay(table)
+        return table
+
+    def _replay(self, table: QTable) -> None:
+        table.replay([experience for found in self._learnt for experience in found])

@@ -109,7 +109,7 @@ def test_a_recalled_action_is_played_as_it_is() -> None:
 def test_lifted_thoughts_are_named_and_followed_by_actions() -> None:
     recaller = Recaller(memory(lifted=True, recall="hint"), "k", training=False)
     look = recaller.look(StepResult(OPENING, goal="bring a cup to a shelf."), OFFERED)
-    assert look.state == f"{TASK}. At hand: polish Y"
+    assert look.state == "Task: bring Y Z. Holding: nothing. At hand: polish Y"
     assert recalled(look).thought == "walk to a new place"
     assert followed(recaller, look, None, "walk to bench 2") is True
     assert followed(recaller, look, None, "walk to kiln 1") is False  # a new place, but with something it alone can do

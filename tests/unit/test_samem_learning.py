@@ -16,7 +16,6 @@ from memory.experience import Experience, Visit, read_experience, rewards_or_out
 from memory.forgetting import Trial, Verdict, judge_offline
 from memory.qlearning import (
     Candidate,
-    best_elsewhere,
     best_in_training,
     best_tried,
     epsilon_at,
@@ -24,7 +23,6 @@ from memory.qlearning import (
     q_update,
     step_size,
     untried_value,
-    with_transfer,
 )
 from memory.qtable import QTable
 from memory.recall import StateGuide
@@ -88,14 +86,10 @@ def test_in_training_the_least_tried_of_equals_is_taken_and_the_bonus_shrinks_wi
     assert {best_in_training(equal, 0.0, chance) for _ in range(50)} == {0, 1}
 
 
-def test_transfer_moves_a_value_upwards_as_so_many_visits_would() -> None:
-    assert with_transfer(Candidate("a", 0.2, 2, elsewhere=0.8), 4.0) == pytest.approx(0.6)  # (2 * 0.2 + 4 * 0.8) / 6
-    assert with_transfer(Candidate("a", 0.2, 2, elsewhere=0.1), 4.0) == 0.2
-    assert with_transfer(Candidate("a", 0.2, 2), 4.0) == with_transfer(Candidate("a", 0.2, 2, 0.8), 0.0) == 0.2
-    assert untried_value(0.3, trials=0, led_on=0) == pytest.approx(0.3)
-    assert untried_value(0.3, trials=5, led_on=1) == pytest.approx(0.1)
-    assert best_elsewhere([Candidate("a", 0.0, 0, 0.1), Candidate("b", 0.0, 0, 0.3)], 0.2) == 1
-    assert best_elsewhere([Candidate("a", 0.0, 0, 0.1), Candidate("b", 0.0, 0)], 0.2) is None
+def test_the_unknown_promises_less_where_the_words_never_led_on_and_where_much_was_tried() -> None:
+    assert untried_value(0.3, trials=0, led_on=0, visits=0) == pytest.approx(0.3)
+    assert untried_value(0.3, trials=5, led_on=1, visits=0) == pytest.approx(0.1)
+    assert untried_value(0.3, trials=5, led_on=1, visits=9) == pytest.approx(0.05)
 
 
 # ---- clusters
@@ -175,18 +169,38 @@ def test_n_step_returns() -> None:
     assert [update.target for update in barrier.updates] == [4.0, 2.0, 3.0, 1.5]
 
 
-def test_step_size_of_one_over_n_is_the_mean_and_sweeps_repeat_the_batch() -> None:
+def test_step_size_of_one_over_n_is_the_mean() -> None:
     table = QTable(settings(step_size="1/N"), HashingEmbedder())
     for number, reward in enumerate((1.0, 0.0, 0.5)):
         table.learn([episode(str(number), visit(0, "door", "open", reward))])
     assert table.values == [0.5]
-    swept = QTable(settings(sweeps=2), HashingEmbedder())
-    barrier = swept.learn([episode("1", visit(0, "hall", "walk"), visit(1, "door", "open", 1.0))])
-    # second sweep: open 0.75; walk 0.125 + 0.5 (0.375 - 0.125)
-    assert values(swept) == {("hall", "walk"): 0.25, ("door", "open"): 0.75}
-    assert swept.visits == [2, 2]
-    assert swept.trials == [1, 1]
-    assert len(barrier.updates) == 4
+
+
+def test_a_replay_makes_each_value_the_mean_target() -> None:
+    table = QTable(settings(sweeps=1), HashingEmbedder())
+    ways = [
+        episode("1", visit(0, "hall", "walk"), visit(1, "door", "open", 1.0)),
+        episode("2", visit(0, "hall", "walk"), visit(1, "door", "open", 0.0)),
+        episode("3", visit(0, "hall", "walk"), visit(1, "yard", "dig", 0.4), ended=True),
+    ]
+    table.learn(ways)
+    visits = list(table.visits)
+    table.replay(ways)
+    # open: (1 + 0) / 2; dig: 0.4; walk: 0.5 * (0.5 + 0.5 + 0.4) / 3, in one sweep, as the youngest thoughts come first
+    assert values(table) == pytest.approx({("hall", "walk"): 0.7 / 3, ("door", "open"): 0.5, ("yard", "dig"): 0.4})
+    assert table.visits == visits
+
+
+def test_a_replay_settles_a_circle() -> None:
+    table = QTable(settings(sweeps=60, initial=1.0), HashingEmbedder())
+    there_and_back = episode("1", visit(0, "hall", "walk"), visit(1, "yard", "return"), visit(2, "hall", "win", 1.0))
+    table.learn([there_and_back])
+    table.replay([there_and_back])
+    assert values(table) == pytest.approx({("hall", "win"): 1.0, ("yard", "return"): 0.5, ("hall", "walk"): 0.25})
+    broken_off = episode("2", visit(0, "yard", "rest"), ended=False)
+    table.learn([broken_off])
+    table.replay([broken_off])  # what came after the rest is not known
+    assert values(table)["yard", "return"] == pytest.approx(0.5)
 
 
 def test_untried_options_count_with_the_initial_value() -> None:
@@ -256,7 +270,7 @@ def test_readers_see_the_snapshot_they_were_given() -> None:
 
 
 def test_like_states_of_other_tasks_tell_what_to_try() -> None:
-    table = QTable(settings(transfer=4.0, positive_only=True), HashingEmbedder())
+    table = QTable(settings(transfer=0.8), HashingEmbedder())
     options = ("dance", "push", "wait")
     table.learn(
         [
@@ -266,11 +280,31 @@ def test_like_states_of_other_tasks_tell_what_to_try() -> None:
         ]
     )  # fmt: skip
     # In task y nothing is known of push, but it earned 0.5 at the door of task x.
-    assert StateGuide(table.snapshot(), table.settings, "e").recall("Task: y. At the door", options).thought == "push"
     training = StateGuide(table.snapshot(), table.settings, "e", training=True)
-    assert training.recall("Task: y. At the door", options).thought == "push"
-    shuffled = table.snapshot().shuffled(1)
-    assert shuffled.elsewhere != table.snapshot().elsewhere
+    for task in ("y", "z"):  # z is a state that there was none of
+        found = training.recall(f"Task: {task}. At the door", options)
+        assert (found.thought, found.value, found.visits) == ("push", 0.4, 0)
+    # Without exploration too, as it is no mere initial value.
+    assert StateGuide(table.snapshot(), table.settings, "e").recall("Task: z. At the door", options).thought == "push"
+    assert table.snapshot().shuffled(1).elsewhere != table.snapshot().elsewhere
+    alone = QTable(settings(), HashingEmbedder())
+    assert alone.snapshot().elsewhere.value(alone.settings, None, "Task: y. At the door", "push") == 0.0
+
+
+def test_by_analogy_a_thought_is_worth_its_share_in_the_best_of_like_states() -> None:
+    table = QTable(settings(analogy=True, alpha=1.0), HashingEmbedder())
+    table.learn(
+        [
+            episode("1", visit(0, "Task: x. At the door", "push", 4.0)),
+            episode("2", visit(0, "Task: x. At the door", "knock", 3.0)),
+            episode("3", visit(0, "Task: y. At the door", "push", 1.0)),
+            episode("4", visit(0, "Task: x. In the hall", "bow", 2.0)),
+        ]
+    )
+    found = table.snapshot().candidates(1, ["bow", "dance", "knock", "push"], "Task: y. At the door")
+    # knock: three quarters of the best at the door of x; bow: all of the best, in no like state; dance: unknown
+    assert {one.text: one.value for one in found} == {"bow": 1.0, "dance": 0.0, "knock": 0.75, "push": 1.0}
+    assert [one.text for one in found if one.known] == ["bow", "knock"]
 
 
 def test_what_only_repeats_is_not_recalled_again_in_the_episode() -> None:
@@ -293,6 +327,15 @@ def test_the_offline_rule() -> None:
     assert verdict(2, 0) == Verdict(3, False, "tried 2 times, led on 0 times", "offline", -0.5)
     assert verdict(1, 0).sound
     assert verdict(9, 1).sound
+
+
+def test_what_always_leads_back_is_forgotten_at_once_where_that_is_asked_for() -> None:
+    table = QTable(settings(forget_idle=True, initial=0.5), HashingEmbedder())
+    waits = [visit(step, "hall", "wait") for step in range(3)]
+    barrier = table.learn([episode("1", *waits, visit(3, "hall", "walk"), visit(4, "yard", "dig", 1.0))])
+    assert [(table.thoughts[verdict.thought].text, verdict.sound) for verdict in barrier.verdicts] == [("wait", False)]
+    assert {table.thoughts[thought].text for thought in table.forgotten} == {"wait"}
+    assert [found.text for found in table.snapshot().candidates(0, ["wait", "walk"])] == ["walk"]
 
 
 def test_the_lowest_of_more_than_five_valued_thoughts_is_judged_and_a_forgotten_one_leaves_recall_and_max() -> None:

@@ -79,10 +79,10 @@ def test_without_a_table_it_plays_its_thoughts_at_random() -> None:
     assert [turn.action for turn in turns] == [turn.action for turn in again]
 
 
-def test_what_brings_an_answer_seen_before_is_not_recalled_again() -> None:
+def test_what_brings_no_new_choice_of_actions_is_not_recalled_again() -> None:
     player = SamemPlayer(JOB, learnt().snapshot(), WORDS, SETTINGS)
     first = act(player, OPENING)
-    second = act(player, OPENING)  # the world says the same again
+    second = act(player, "Something new.")  # but the same can be done as before
     assert second.recall is not None
     assert first.thought not in ("", second.recall.thought)
 
@@ -103,14 +103,24 @@ def test_what_was_learnt_with_fewer_words_is_learnt_anew() -> None:
     learner.learn([won()])
     assert learner.words.joined(WORDS) == learner.words
     anew = QTable(SETTINGS, HashingEmbedder())
-    for batch in ([short], [won()]):
-        anew.learn(experiences(batch, learner.words, SETTINGS))
+    found = [list(experiences(batch, learner.words, SETTINGS)) for batch in ([short], [won()])]
+    for batch in found:
+        anew.learn(batch)
+    assert max(anew.values) == 0.5  # half the way to the reward
+    anew.replay([experience for batch in found for experience in batch])
+    assert max(anew.values) == 1.0
     assert learner.table.snapshot().id == anew.snapshot().id
-    before = learner.table.values
-    learner.replay()
-    assert learner.table.visits == [2 * visits for visits in anew.visits]
-    assert max(learner.table.values) == 0.75 > max(anew.values) == 0.5
-    assert before is learner.table.values
+
+
+def test_the_table_to_test_with_has_nothing_of_the_optimism_of_exploration() -> None:
+    learner = LiftedLearner(QTable(SETTINGS.model_copy(update={"initial": 0.8, "transfer": 0.9}), HashingEmbedder()))
+    learner.learn([workshop()])
+    assert max(learner.table.values) > 0.2
+    settled = learner.settled()
+    assert set(settled.values) == {0.0}  # nothing was earned
+    assert settled.visits == learner.table.visits
+    learner.learn([won()])
+    assert max(learner.settled().values) == 0.5  # the mean of 0 and 1
 
 
 def test_unknown_words_are_no_obstacle() -> None:

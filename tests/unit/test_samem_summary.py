@@ -98,9 +98,51 @@ def test_an_episode_in_states_and_lifted_actions() -> None:
         f"Place: Z. Here: Y. {fired}",
     ]
     # Where the options are known, they tell what can be done at a place, and the state does not.
-    assert found.states[1] == f"{task}. At hand: polish Y"
-    assert found.states[7] == f"{task}. Place: Z. At hand: polish Y. {fired}"
+    assert found.states[1] == "Task: bring Y Z. Holding: nothing. At hand: polish Y"
+    put = "Y: lay Y on Z. Done with Y: fire Y in something"
+    assert found.states[7] == f"Task: bring Y Z. Holding: nothing. At hand: polish Y. {put}"
     assert found.options[0][:2] == ("grab Y off a new place", "grab Y off a new place (fire something in it)")
+
+
+def test_what_was_taken_and_can_be_acted_on_anywhere_is_held() -> None:
+    tracker = Tracker(WORDS, "bring a cup to a shelf.", OPENING)
+    tracker.played(*PLAYED[0], True)
+    assert tracker.summary(["polish cup 1"]) == "Task: bring Y Z. Holding: nothing. At hand: polish Y"
+    tracker.played(*PLAYED[1], True)
+    assert tracker.summary(["polish cup 2"]) == "Task: bring Y Z. Holding: Y"
+    tracker.played("lay cup 2 on bench 1", "Done.", True)
+    tracker.played(*PLAYED[2], True)
+    held = "Task: bring Y Z. Holding: something. Y: lay Y on something"
+    assert tracker.summary(["polish nail 1"]) == held
+    assert tracker.summary(["walk to kiln 1"]) == held.replace("something. Y", "nothing. Y")
+
+
+def test_phrasings_of_one_kind_of_task_are_one_and_words_shared_with_actions_are_acts() -> None:
+    states = set()
+    for goal in ("fire a cup and bring it to a shelf.", "bring to the shelf some cup: fire that."):
+        tracker = Tracker(WORDS, goal, OPENING)
+        states.add(tracker.summary([]).replace("Y", "A").replace("Z", "A"))
+        assert tracker.lift("fire cup 2 in kiln 1") == f"ACT {tracker.role('cup 2')} in {tracker.role('kiln 1')}"
+        assert tracker.role("kiln 1") == "a new place (ACT something in it)"
+        assert tracker.named("ACT it") == "fire it"
+    assert states == {"Task: ACT bring A A. Holding: nothing"}
+    tracker.played(*PLAYED[3], True)
+    tracker.played(*PLAYED[4], True)
+    assert tracker.summary(["polish cup 2"]).endswith("Done with Z: ACT Z in something")
+    assert tracker.summary().endswith("Done with Z: fire Z in something")
+
+
+def test_a_place_is_told_by_what_could_be_done_with_it_when_it_was_left() -> None:
+    forms = [(name, "walk to it") for name in ("bench", "kiln", "shelf")]
+    words = Words(kinds=WORDS.kinds, forms=(*forms, ("kiln", "open it"), ("kiln", "shut it")))
+    tracker = Tracker(words, "bring a cup to a shelf.", OPENING)
+    assert tracker.role("kiln 1") == "a new place (open it)"
+    tracker.played("walk to kiln 1", "It is shut.", True)
+    tracker.summary(["open kiln 1", "walk to bench 1"])
+    tracker.played("open kiln 1", "It is open.", True)
+    tracker.summary(["shut kiln 1", "walk to bench 1"])
+    tracker.played("walk to bench 1", "There is nothing.", True)
+    assert tracker.role("kiln 1") == "a used place (shut it)"
 
 
 def test_states_of_several_tasks_have_their_situation_in_common() -> None:
@@ -137,7 +179,7 @@ def test_what_was_seen_elsewhere_gives_a_place_its_role() -> None:
 
 
 def test_coarser_states() -> None:
-    assert set(condense(workshop(), WORDS, "task", lift=False).states) == {"Task: bring a Y to a Z"}
+    assert set(condense(workshop(), WORDS, "task", lift=False).states) == {"Task: bring Y Z"}
     scenes = condense(workshop(), WORDS, "scene", lift=False).states
     assert scenes[3] == scenes[2]
     assert not any("Done" in state for state in scenes)
