@@ -51,7 +51,7 @@ def train_in_child(folder: Path, *flags: str, kill: Moment | None = None, shift:
     """
     child = _CONTEXT.Process(target=_train, args=(folder, flags, kill, shift))
     child.start()
-    child.join(timeout=250)
+    child.join(timeout=600)
     if child.exitcode is None:
         child.kill()
         child.join()

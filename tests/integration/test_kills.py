@@ -15,7 +15,7 @@ from tests.integration.killed import Moment, train_in_child
 from tests.tiny import tiny_tokenizer
 from train.trajectory import Episode, read_episodes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]  # the first test imports everything
 
 CONFIG = """\
 run: {name: demo, seed: 3, deterministic: true}
