@@ -246,7 +246,7 @@ def test_training_on_vllm_goes_on_after_a_kill(taught: Taught, tmp_path: Path) -
 
     resumed = launch(tmp_path, "train", "demo.yaml", "--resume")
     assert resumed.wait(timeout=1500) == 0, (tmp_path / "stderr").read_text()[-2000:]
-    assert list(journal_of(run)) == ["start", "grpo-0001", "grpo-0002", "grpo-0003", "eval-final"]
+    assert list(journal_of(run)) == ["start", "grpo-0001", "grpo-0002", "grpo-0003", "eval-final", "round-0001"]
     played = {
         phase: list(read_episodes(run / f"episodes/{phase}.jsonl.gz"))
         for phase in ("grpo-0001", "grpo-0002", "grpo-0003", "eval-final")
