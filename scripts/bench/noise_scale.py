@@ -9,8 +9,8 @@ the policy moves much).
 
     loud       groups with signal, of those read
     noise      E|g|^2: mean squared length of a group's gradient
-    signal     |G|^2: squared length of the true gradient, the mean of g_i g_j over pairs of different groups, with a
-               95 % interval (jackknife over groups)
+    signal     |G|^2: squared length of the true gradient, the mean of g_i g_j over pairs of different groups, with half
+               the width of its 95 % interval (jackknife over groups)
     scale      (noise - signal) / signal: how many loud groups a batch needs until its gradient is half signal (the
                "simple noise scale" of arXiv 1812.06162); inf where no signal was found
     towards    success: the mean of g_i s_j over pairs of different groups, s being the gradient of success alone;
@@ -145,7 +145,7 @@ def print_table(groups: int, gradients: dict[str, dict[int, Tensor]]) -> None:
 
     table = compact_table(
         f"gradients of {groups} groups, one by one",
-        ("reward", "loud", "noise", "signal (95 %)", "scale, groups", "towards success (95 %)"),
+        ("reward", "loud", "noise", "signal", "scale", "towards success"),
         left=("reward",),
     )
     success = next(iter(gradients.values()))
@@ -166,7 +166,8 @@ def print_table(groups: int, gradients: dict[str, dict[int, Tensor]]) -> None:
 
 
 def shown(estimate: Estimate) -> str:
-    return f"{estimate.value:+.1e} ({estimate.low:+.1e} to {estimate.high:+.1e})"
+    """The value and half of its interval's width."""
+    return f"{estimate.value:.1e} ± {(estimate.high - estimate.low) / 2:.0e}"
 
 
 if __name__ == "__main__":
