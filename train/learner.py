@@ -28,6 +28,8 @@ class Learner:
 
     def __init__(self, config: Config, folder: Path, processes: Processes) -> None:
         torch.use_deterministic_algorithms(config.run.deterministic)
+        if config.run.deterministic:
+            torch.set_num_threads(1)  # with two on busy cores, one run in a dozen differed in its last bits
         self.config = config
         self.folder = folder
         self.processes = processes
